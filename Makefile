@@ -1,0 +1,64 @@
+# A Python 3.11, git and make are all that is needed: every target sets up its own .venv first, once.
+
+PYTHON ?= $(shell for python in python3.11 python3; do $$python -c '' 2>/dev/null && { echo $$python; break; }; done)
+CONSTRAINTS := constraints/py311.txt
+VENV := .venv
+RUN := $(VENV)/bin/python -m
+STAMP := $(VENV)/.installed
+# Extra arguments of a command: make bench ARGS='--workload gil --workers 2'
+ARGS ?=
+
+.PHONY: help venv bench test test-long lint types format constraints clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+venv: $(STAMP) ## create .venv with everything pinned (again only when pyproject.toml or the constraints changed)
+
+bench: $(STAMP) ## measure how long a training loop waits for its batches (ARGS='--workload gil …')
+	$(RUN) benchmarks.wait_time $(ARGS)
+
+test: lint types ## ruff, mypy and the tests, all but the long ones
+	$(RUN) pytest tests $(ARGS)
+
+# A long test may take longer than the watchdog of pyproject.toml allows.
+test-long: $(STAMP) ## the tests that take long: many kills, soak runs, clusters
+	$(RUN) pytest -m long -o faulthandler_timeout=7200 tests $(ARGS)
+
+lint: $(STAMP) ## ruff check and ruff format --check
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+
+types: $(STAMP) ## mypy, strict
+	$(RUN) mypy
+
+format: $(STAMP) ## let ruff format and fix what it can
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+# pip comes first: the one that Python brings may be too old for dependency groups and build constraints.
+# An environment that an interrupted run left without pip is made anew.
+$(STAMP): pyproject.toml $(CONSTRAINTS)
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found=$$("$(PYTHON)" --version 2>/dev/null) || found='no Python'; \
+	  echo "mpfeed needs Python 3.11 or newer; found $$found." >&2; \
+	  echo "Install it, or name it: make $(or $(MAKECMDGOALS),venv) PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(RUN) pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	$(RUN) pip install --quiet --upgrade --constraint $(CONSTRAINTS) pip setuptools
+	$(RUN) pip install --constraint $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) --editable '.[all]' --group dev
+	@touch $@
+
+constraints: ## resolve the dependencies anew with Python 3.11 and write the constraints file
+	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "this file is for Python 3.11")'
+	"$(PYTHON)" -m venv --clear .venvs/resolve
+	.venvs/resolve/bin/python -m pip install --quiet --upgrade pip setuptools
+	.venvs/resolve/bin/python -m pip install --quiet --editable '.[all]' --group dev
+	.venvs/resolve/bin/python -m pip check
+	{ echo '# Python 3.11, Linux x86_64: mpfeed[all] and the group dev. Written by `make constraints`.'; \
+	  .venvs/resolve/bin/python -m pip freeze --all --exclude-editable; } > $(CONSTRAINTS).new
+	mv $(CONSTRAINTS).new $(CONSTRAINTS)
+	rm -rf .venvs/resolve
+
+clean: ## delete caches and build products, and keep .venv
+	rm -rf build dist htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* .venvs
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
