@@ -1,0 +1,75 @@
+"""What user code can ask of the worker it runs in: ``mpfeed.worker()`` and ``mpfeed.empty()``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpfeed._layout import Allocator, Array
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The worker that runs the calling code.
+
+    Attributes:
+        index: which worker, ``0 <= index < count``.
+        count: number of workers of the feed.
+        state: what ``worker_init`` returned, or what the context manager it returned gave on entering.
+    """
+
+    index: int
+    count: int
+    state: Any = None
+
+
+class _Here(threading.local):
+    worker: Worker | None = None
+    allocator: Allocator | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def inside(worker: Worker, allocator: Allocator | None) -> Iterator[None]:
+    """Within, the calling thread runs that worker's user code."""
+    before = _here.worker, _here.allocator
+    _here.worker, _here.allocator = worker, allocator
+    try:
+        yield
+    finally:
+        _here.worker, _here.allocator = before
+
+
+def worker() -> Worker:
+    """The worker this code runs in.
+
+    Raises:
+        RuntimeError: the caller is not user code of a feed (source, collate, worker_init).
+    """
+    if _here.worker is None:
+        raise RuntimeError("mpfeed.worker() was called outside a worker: only sources, collate and worker_init run in one")
+    return _here.worker
+
+
+def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+    """An uninitialised array; in a worker it already lies where the batch will travel from.
+
+    Yield the array itself, whole, and nothing is copied: it becomes read-only in the worker at that moment, so
+    that a later write is an error there and never a changed batch. A view of it, or an array of which other
+    views live, is copied like any other; so is a sample that is collated into a batch. Outside a worker, and in
+    the in-process backend, this is ``numpy.empty``.
+
+    Args:
+        shape: of the array.
+        dtype: of the array; object arrays are not supported in a worker's memory and come from NumPy.
+    """
+    if _here.allocator is None or np.dtype(dtype) == object:
+        return np.empty(shape, dtype)
+    return _here.allocator.empty(shape, dtype)

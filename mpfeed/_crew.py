@@ -1,0 +1,429 @@
+"""The workers of one feed: who does what, who died, and who waits.
+
+Runs (iterations of a feed, calls of a ``numpy_function``) hand in *units* of work. The crew turns a unit into a
+numbered request for a worker, and the reply back to the run. A worker that dies is replaced and its unanswered
+units are sent again; the run says from which position. No thread runs in the background: whichever consumer
+waits drives the engine for all of them, and while nobody waits, workers live on what they were sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from mpfeed import _interrupts
+from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, WorkerDied
+from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Reply, Request, Unfit
+from mpfeed._serialize import error_of
+from mpfeed._stats import WorkerCount
+from mpfeed.backends.base import GRACE_S, Backend, Engine, Plan
+
+T = TypeVar("T")
+Unit = Any
+log = logging.getLogger("mpfeed")
+
+# Without a timeout, a wait of this long is worth a word.
+SILENCE_S = 60.0
+
+
+class Run(Protocol):
+    """What the crew needs of a run. All are called with the crew's lock held."""
+
+    number: int
+
+    def request(self, number: int, unit: Unit, worker: int, incarnation: int) -> Request:
+        """The request for a unit, as it must read for this worker now."""
+
+    def receive(self, unit: Unit, reply: Reply) -> None:
+        """A unit's reply has come."""
+
+    def fail(self, unit: Unit, error: MpfeedError) -> None:
+        """A unit has no reply and never will."""
+
+    def position(self, unit: Unit) -> Hashable:
+        """What deaths are counted by."""
+
+    def describe(self, unit: Unit) -> str:
+        """The unit in words."""
+
+    def retry(self, unit: Unit) -> list[Unit]:
+        """The units to send in place of one whose worker died on it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    run: Run
+    unit: Unit
+
+
+@dataclass(slots=True)
+class _Member:
+    """One worker as the crew sees it."""
+
+    state: str = "absent"  # absent, starting, ready
+    incarnation: int = 0
+    pid: int | None = None
+    sent: int = 0
+    unanswered: dict[int, _Ticket] = field(default_factory=dict)
+    # Held back until a worker that has done max_tasks_per_worker is replaced.
+    waiting: list[_Ticket] = field(default_factory=list)
+    doomed: WorkerDied | None = None
+    count: WorkerCount = field(default_factory=WorkerCount)
+
+
+class Crew:
+    """Workers of one feed.
+
+    Args:
+        backend: where they run.
+        plan: what they need.
+        max_restarts: deaths at one position that are made good.
+        max_tasks: requests after which a worker is replaced, or None.
+        timeout_s: longest wait, or None.
+    """
+
+    def __init__(
+        self, backend: Backend, plan: Plan, max_restarts: int, max_tasks: int | None, timeout_s: float | None
+    ) -> None:
+        self._backend = backend
+        self._plan = plan
+        self._max_restarts = max_restarts
+        self._max_tasks = max_tasks
+        self._timeout_s = timeout_s
+        self._engine: Engine | None = None
+        self._members = [_Member() for _ in range(plan.workers)]
+        self._deaths: Counter[Hashable] = Counter()
+        self._numbers = 0
+        self._runs = 0
+        self._driver: int | None = None
+        self._closed = False
+        self._pid = os.getpid()
+        self._abandoned: list[Run] = []
+        self._interrupts = 0
+        self.lock = threading.Condition(threading.Lock())
+        _interrupts.watch(self)
+
+    # ------------------------------------------------------------------------------------- what runs use
+
+    @property
+    def workers(self) -> int:
+        """How many workers there may be."""
+        return len(self._members)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    @property
+    def started(self) -> bool:
+        """Whether any worker was ever started."""
+        return self._engine is not None
+
+    def new_run(self) -> int:
+        """A number for a new run."""
+        self._runs += 1
+        return self._runs
+
+    def freeze(self, value: Any) -> Any:
+        """Data in the form in which workers take it."""
+        return self._opened().freeze(value)
+
+    def load(self, worker: int) -> int:
+        """Units a worker has been sent and has not answered."""
+        member = self._members[worker]
+        return len(member.unanswered) + len(member.waiting)
+
+    def freest(self) -> int:
+        """The worker with the fewest unanswered units."""
+        return min(range(len(self._members)), key=self.load)
+
+    def incarnation(self, worker: int) -> int:
+        """How often the worker was started; the run's open shards live in one incarnation."""
+        return self._members[worker].incarnation
+
+    def submit(self, run: Run, unit: Unit, worker: int) -> None:
+        """Send a unit to a worker, starting it if need be. The lock is held."""
+        member = self._members[worker]
+        if member.doomed is not None:
+            error, member.doomed = member.doomed, None
+            run.fail(unit, error)
+        elif self._max_tasks is not None and member.sent >= self._max_tasks:
+            member.waiting.append(_Ticket(run, unit))
+            self._replace_worn(worker)
+        else:
+            self._send(worker, _Ticket(run, unit))
+
+    def _send(self, worker: int, ticket: _Ticket) -> None:
+        member = self._members[worker]
+        if member.state == "absent":
+            self._start(worker)
+        self._numbers += 1
+        number = self._numbers
+        member.unanswered[number] = ticket
+        member.sent += 1
+        request = ticket.run.request(number, ticket.unit, worker, member.incarnation)
+        self._opened().send(worker, request)
+
+    def drop(self, run: Run) -> None:
+        """Forget a run: its unanswered units, and its iterators in the workers. The lock is held."""
+        for worker, member in enumerate(self._members):
+            for number in [n for n, ticket in member.unanswered.items() if ticket.run is run]:
+                del member.unanswered[number]
+            member.waiting = [ticket for ticket in member.waiting if ticket.run is not run]
+            if member.state != "absent" and not self._closed:
+                self._opened().send(worker, Drop(run.number))
+
+    def abandon(self, run: Run) -> None:
+        """Forget a run whose iterator was collected. Any thread, also inside the garbage collector."""
+        if self._closed or self._forked():
+            return
+        self._abandoned.append(run)
+        if self._driver is None and self.lock.acquire(blocking=False):
+            try:
+                self._bury_abandoned()
+            finally:
+                self.lock.release()
+
+    def _bury_abandoned(self) -> None:
+        while self._abandoned:
+            self.drop(self._abandoned.pop())
+
+    # ------------------------------------------------------------------------------------------ waiting
+
+    def wait_for(self, ready: Callable[[], T | None], timeout_s: float | None = None) -> T:
+        """Wait until ``ready()``, called with the lock held, gives something.
+
+        Raises:
+            FeedClosed: the crew was closed.
+            FeedTimeout: nothing came in time.
+        """
+        self._check_process()
+        start = time.monotonic()
+        limit = timeout_s if timeout_s is not None else self._timeout_s
+        warned = False
+        interrupts = self._interrupts
+        with self.lock:
+            while True:
+                if self._interrupts != interrupts:
+                    raise _interrupts.Interrupted("Ctrl-C came while an element was awaited")
+                if self._closed:
+                    raise FeedClosed("the feed was closed while it was being read")
+                self._bury_abandoned()
+                value = ready()
+                waited = time.monotonic() - start
+                if value is not None:
+                    if limit is not None and waited > limit:
+                        log.warning("an element took %.1f s, more than timeout=%s", waited, limit)
+                    return value
+                if limit is not None and waited >= limit and self._backend.remote:
+                    raise FeedTimeout(self._late(waited))
+                if not warned and waited >= SILENCE_S and limit is None:
+                    warned = True
+                    log.warning("%s", self._late(waited))
+                left = (limit if limit is not None else waited + SILENCE_S if warned else SILENCE_S) - waited
+                self._drive(max(left, 0.0) if self._backend.remote or limit is None else None)
+
+    def interrupt(self) -> None:
+        """End the waits of all consumers with ``Interrupted``. Any thread."""
+        self._interrupts += 1
+        if self._engine is not None and not self._forked():
+            self._engine.wake()
+        if self.lock.acquire(timeout=GRACE_S):
+            try:
+                self.lock.notify_all()
+            finally:
+                self.lock.release()
+
+    def _drive(self, timeout_s: float | None) -> None:
+        """Wait for events, or for the consumer that does. The lock is held, but for the wait itself."""
+        if self._driver == threading.get_ident():
+            raise MpfeedError("a source read the very feed it makes: it would wait for itself")
+        if self._driver is not None:
+            self.lock.wait(timeout_s)
+            return
+        engine = self._opened()
+        self._driver = threading.get_ident()
+        events: list[Event] = []
+        try:
+            self.lock.release()
+            try:
+                events = engine.wait(timeout_s)
+            finally:
+                self.lock.acquire()
+        finally:
+            self._driver = None
+            if self._closed:
+                engine.stop()  # step 2 of the close order fell to this thread
+            self.lock.notify_all()
+        if not self._closed:
+            for event in events:
+                self._take(event)
+
+    def _take(self, event: Event) -> None:
+        member = self._members[event.worker]
+        match event:
+            case Joined():
+                member.state, member.pid = "ready", event.pid
+                self._deaths.pop(("start", event.worker), None)
+            case Arrived():
+                self._arrived(event.worker, member, event.reply)
+            case Unfit():
+                self._unfit(event.worker, member, event.failure)
+            case Died():
+                self._died(event, member)
+
+    def _arrived(self, worker: int, member: _Member, reply: Reply) -> None:
+        member.count.messages += 1
+        member.count.busy_s += reply.busy_s
+        self._deaths.pop(("idle", worker), None)
+        ticket = member.unanswered.pop(reply.number, None)
+        if ticket is not None:
+            if reply.failure is not None:
+                reply.failure = self._placed(reply.failure, worker, member)
+            ticket.run.receive(ticket.unit, reply)
+        if member.waiting:
+            self._replace_worn(worker)
+
+    def _placed(self, failure: Failure, worker: int, member: _Member) -> Failure:
+        return replace(failure, worker=worker, pid=member.pid if self._backend.remote else None)
+
+    # ------------------------------------------------------------------------------- starting and deaths
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            self._engine = self._backend.open(self._plan)
+        return self._engine
+
+    def _start(self, worker: int) -> None:
+        member = self._members[worker]
+        member.state, member.sent = "starting", 0
+        member.incarnation += 1
+        self._opened().start_worker(worker)
+
+    def _replace_worn(self, worker: int) -> None:
+        """Replace a worker that has done its tasks, once all of them are answered; then send what waited."""
+        member = self._members[worker]
+        if member.unanswered:
+            return
+        waiting, member.waiting = member.waiting, []
+        self._opened().retire_worker(worker)
+        member.state = "absent"
+        for i, ticket in enumerate(waiting):
+            if self._max_tasks is not None and i >= self._max_tasks:
+                member.waiting.append(ticket)
+            else:
+                self._send(worker, ticket)
+
+    def _unfit(self, worker: int, member: _Member, failure: Failure) -> None:
+        tickets = self._take_unanswered(member)
+        member.state = "absent"
+        for ticket in tickets:
+            ticket.run.fail(ticket.unit, error_of(self._placed(failure, worker, member)))
+
+    @staticmethod
+    def _take_unanswered(member: _Member) -> list[_Ticket]:
+        tickets = [*member.unanswered.values(), *member.waiting]
+        member.unanswered, member.waiting = {}, []
+        return tickets
+
+    def _died(self, event: Died, member: _Member) -> None:
+        worker = event.worker
+        starting = member.state == "starting"
+        tickets = self._take_unanswered(member)
+        member.state, member.sent = "absent", 0
+        member.count.restarts += 1
+        blamed = tickets[0] if tickets else None
+        place: Hashable = ("start", worker) if starting else ("idle", worker)
+        if blamed is not None and not starting:
+            place = (blamed.run.number, blamed.run.position(blamed.unit))
+        self._deaths[place] += 1
+        log.info("worker %d (pid %s) %s", worker, event.pid, event.text)
+        if self._deaths[place] > self._max_restarts:
+            error = self._obituary(event, starting, blamed, self._deaths.pop(place))
+            for ticket in tickets if starting else tickets[:1]:
+                ticket.run.fail(ticket.unit, error)
+            tickets = [] if starting else tickets[1:]
+            if blamed is None:
+                member.doomed = error
+        for ticket in tickets:
+            for unit in ticket.run.retry(ticket.unit):
+                self.submit(ticket.run, unit, worker)
+
+    def _obituary(self, event: Died, starting: bool, blamed: _Ticket | None, deaths: int) -> WorkerDied:
+        doing = "while it started" if starting else "while it was idle"
+        if blamed is not None and not starting:
+            doing = f"while making {blamed.run.describe(blamed.unit)}"
+        pid = f" (pid {event.pid})" if event.pid else ""
+        times = f", {deaths} times at this place (max_restarts={self._max_restarts})" if deaths > 1 else ""
+        text = f"worker {event.worker}{pid} {event.text} {doing}{times}.{_advice(event.exit_code, self._max_restarts)}"
+        return WorkerDied(text, worker=event.worker, pid=event.pid, exit_code=event.exit_code)
+
+    def _late(self, waited: float) -> str:
+        """What every worker is doing, for a wait that takes too long."""
+        lines = [f"no element came within {waited:.1f} s"]
+        stacks = self._opened().stacks() if self._driver is None else {}
+        for worker, member in enumerate(self._members):
+            doing = "idle"
+            if member.unanswered:
+                ticket = next(iter(member.unanswered.values()))
+                doing = f"making {ticket.run.describe(ticket.unit)}"
+            if member.state != "absent":
+                pid = f" (pid {member.pid})" if member.pid else ""
+                state = "starting" if member.state == "starting" else doing
+                lines.append(f"worker {worker}{pid}: {state}\n{_indent(stacks.get(worker, 'no stack'))}")
+        lines.append("Raise timeout= if this is as slow as it should be")
+        return "\n".join(lines)
+
+    # ---------------------------------------------------------------------------------------------- end
+
+    def counts(self) -> list[WorkerCount]:
+        """Counters of each worker."""
+        return [member.count for member in self._members]
+
+    def _forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _check_process(self) -> None:
+        if self._forked():
+            raise MpfeedError(
+                "this feed was started in another process, of which this one is a fork: build a feed of its own here"
+            )
+
+    def close(self) -> None:
+        """The close order of ``backends.base``. Idempotent; any thread; never raises because a worker is dead."""
+        if self._forked() or self._closed:
+            return
+        self._closed = True  # step 1; before the lock, so that a driver that ends now sees it
+        if self._engine is None:
+            return
+        self._engine.wake()
+        with self.lock:
+            self.lock.notify_all()
+            if self._driver not in (None, threading.get_ident()):
+                self.lock.wait_for(lambda: self._driver is None, GRACE_S)
+            if self._driver is None:
+                self._engine.stop()
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.splitlines())
+
+
+def _advice(exit_code: int | None, max_restarts: int) -> str:
+    if exit_code == -9:
+        return (
+            " SIGKILL is what the kernel sends when memory runs out: use fewer workers, a smaller batch_size or buffer, "
+            "or look for a leak (max_tasks_per_worker= replaces a worker that has one)"
+        )
+    if exit_code in (-11, -7, -6, -4, -8):
+        return " This is a crash in C code: its Python stack is on the worker's stderr"
+    if exit_code is not None and exit_code >= 0:
+        return " Something in it left with os._exit or ended the process: an exit code is not the end of its data"
+    return ""

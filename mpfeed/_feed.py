@@ -1,0 +1,713 @@
+"""Feeds and their iterators: the public half, above runs and crews."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+import numpy as np
+
+from mpfeed._crew import Crew
+from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
+from mpfeed._items import Items
+from mpfeed._layout import Array, heap
+from mpfeed._map_run import Part
+from mpfeed._messages import Parcel
+from mpfeed._options import FeedOptions, Options, backend_of, worker_count
+from mpfeed._plans import FeedPlan, GeneratorPlan, MapPlan
+from mpfeed._producer import Settings, Work
+from mpfeed._runs import BaseRun, Broken, End, Span
+from mpfeed._serialize import dumps, loads
+from mpfeed._source import MapSource, Shard, check_map_function, generator_source, name_of, takes_rng
+from mpfeed._spec import Signature
+from mpfeed._stats import Counters, FeedStats
+from mpfeed.backends.base import Plan
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+log = logging.getLogger("mpfeed")
+AUTOTUNE = -1  # tf.data.AUTOTUNE, without importing TensorFlow
+_STATE_VERSION = 1
+
+
+def from_generator(
+    fn: Callable[..., Iterable[Any]] | Iterable[Callable[[], Iterable[Any]]],
+    *,
+    shards: int | None = None,
+    **options: Unpack[FeedOptions],
+) -> Feed:
+    """A feed over a generator function, run in shards by workers.
+
+    Args:
+        fn: a function that takes a ``Shard`` and yields that shard's elements; or one that takes nothing (exactly one
+            shard); or a sequence of functions that take nothing (one shard each). It may be a lambda or a closure.
+        shards: number of shards; default one per worker. Fix it to make the stream independent of ``workers``.
+        **options: see ``FeedOptions``.
+
+    Returns:
+        A ``Feed``. No worker starts before it is read.
+
+    Raises:
+        TypeError: a live generator, a function that requires other arguments, an option of a wrong type, or a part of
+            the source that cannot travel to a worker (named).
+        ValueError: an option out of range, or several shards of a function that takes none.
+    """
+    source = generator_source(fn)
+    checked = Options.of(options, "from_generator")
+    backend = backend_of(checked.backend)
+    workers = worker_count(checked.workers, backend)
+    fixed = _fixed_shards(source, shards, checked, workers)
+    return Feed(GeneratorPlan(source, checked, fixed), checked, checked.drawn_seed())
+
+
+def _fixed_shards(source: Any, shards: int | None, options: Options, workers: int) -> int | None:
+    if shards is not None and (not isinstance(shards, (int, np.integer)) or isinstance(shards, bool)):
+        raise TypeError(f"shards={shards!r}: give a whole number of at least 1, or None")
+    if shards is not None and shards < 1:
+        raise ValueError(f"shards={shards}: give at least 1")
+    if source.takes_shard:
+        return shards
+    own = len(source.functions)
+    asked = shards if shards is not None else own
+    if asked != own or (not source.each and options.workers != "auto" and workers > 1):
+        name = name_of(source.functions[0])
+        wanted = f"shards={shards}" if asked != own else f"workers={workers}"
+        raise ValueError(
+            f"{wanted}, but {name} takes no shard, so each of them would deliver every element again. Either let it take "
+            "one (def fn(shard): for x in shard.of(samples): ...), or use from_map(function, items), or pass a sequence "
+            "of functions, one per shard; as it is, use workers=1"
+        )
+    return own
+
+
+def from_map(
+    fn: Callable[..., Any],
+    items: Any,
+    *,
+    shuffle: bool = False,
+    on_error: Literal["raise", "skip"] = "raise",
+    **options: Unpack[FeedOptions],
+) -> Feed:
+    """A feed over items with random access and a function of one item.
+
+    Args:
+        fn: called with an item; where it has a parameter ``rng``, also with a ``numpy.random.Generator`` seeded by
+            (seed, epoch, the item's own index).
+        items: a sequence (list, range, array, anything with ``__len__`` and ``__getitem__``), read in the calling
+            process; or an iterable that can be iterated again, unshuffled.
+        shuffle: visit the items in another order every epoch, from (seed, epoch) alone.
+        on_error: "raise", or "skip" to leave out items whose function raises; they are counted, and logged once.
+        **options: see ``FeedOptions``.
+
+    Returns:
+        A ``Feed``. No worker starts before it is read.
+
+    Raises:
+        TypeError: a live iterator, a function that cannot be called so, an option of a wrong type, or a part of the
+            source that cannot travel to a worker (named).
+        ValueError: an option out of range.
+    """
+    check_map_function(fn)
+    if not isinstance(shuffle, bool):
+        raise TypeError(f"shuffle={shuffle!r}: give True or False")
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error={on_error!r}: choose "raise" or "skip"')
+    checked = Options.of(options, "from_map")
+    seed = checked.drawn_seed()
+    source = MapSource(fn, takes_rng(fn), on_error == "skip")
+    plan = MapPlan(source, checked, Items(items, shuffle=shuffle), shuffle, seed)
+    return Feed(plan, checked, seed)
+
+
+class Feed:
+    """Elements made by workers: iterate it for NumPy structures, or take ``dataset()`` for tf.data.
+
+    Each ``iter(feed)`` is one epoch, and the next call the next epoch; workers outlive it. Use it in a ``with``
+    statement or call ``close()``; a forgotten feed is closed when it is collected, with a ``ResourceWarning``.
+    Made by ``from_generator`` and ``from_map``.
+    """
+
+    def __init__(
+        self, plan: FeedPlan, options: Options, seed: int, *, part: Part | None = None
+    ) -> None:
+        self._plan = plan
+        self._options = options
+        self._seed = seed
+        # A part of a split that runs everything and discards what is others' (from_generator).
+        self._filter = part
+        self._backend = backend_of(options.backend)
+        work = Work(plan.source, options.collate, options.worker_init)
+        self._work = self._backend.prepare(work)
+        self._lock = threading.RLock()
+        self._crew: Crew | None = None
+        self._closed = False
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self._counters = Counters()
+        self._signature: Signature | None = None
+        self._primed: BaseRun | None = None
+        self._ahead: BaseRun | None = None
+        self._next_epoch = 0
+        self._begin: dict[str, Any] | None = None
+        self._current: FeedIterator | None = None
+        self._position: dict[str, Any] | None = None
+        self._parts: list[weakref.ref[Feed]] = []
+        self._logged_skip = False
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def __iter__(self) -> FeedIterator:
+        """One epoch as NumPy structures, arrays read-only; the next call is the next epoch.
+
+        Raises:
+            FeedClosed: the feed was closed, or its ``epochs`` are over.
+        """
+        with self._lock:
+            run = self._take_run()
+            self._current = iterator = FeedIterator(self, run, self._taken_before())
+            return iterator
+
+    def _taken_before(self) -> int:
+        begin, self._begin = self._begin, None
+        return 0 if begin is None else int(begin["taken"])
+
+    def _take_run(self) -> BaseRun:
+        """The run of the next epoch: the primed one, the one read ahead, or a new one."""
+        crew = self._opened()
+        run = self._primed or self._ahead
+        if run is None:
+            run = self._new_run(crew)
+        elif run is self._primed:
+            self._primed = None
+        else:
+            self._ahead = None
+        run.priming = run.ahead = False
+        self._next_epoch = run.epoch + 1
+        return run
+
+    def _new_run(self, crew: Crew) -> BaseRun:
+        epoch = self._next_epoch
+        limit = self._options.epochs
+        if limit is not None and epoch >= limit:
+            raise FeedClosed(f"the feed was built with epochs={limit}, and they are over; raise epochs=, or leave it out")
+        state = None if self._begin is None else self._begin["at"]
+        with crew.lock:
+            return self._plan.run(crew, epoch, epoch if self._options.vary_epochs else 0, state)
+
+    def _opened(self) -> Crew:
+        if self._closed:
+            raise FeedClosed("the feed was closed")
+        if self._crew is None:
+            self._crew = self._new_crew()
+            self._finalizer = weakref.finalize(self, _close_forgotten, self._crew, repr(self))
+            self._finalizer.atexit = True
+        return self._crew
+
+    def _new_crew(self) -> Crew:
+        o = self._options
+        asked = worker_count(o.workers, self._backend)
+        self._plan.settle(asked)
+        workers = self._plan.limit_workers(asked)
+        settings = Settings(workers, o.batch_size, self._seed, o.vary_epochs)
+        plan = Plan(self._work, settings, workers, o.buffer, o.threads_per_worker)
+        return Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
+
+    def _read_ahead(self, run: BaseRun) -> None:
+        """Let workers that have nothing left to do in a run begin the next epoch. The crew's lock is held."""
+        crew = run.crew
+        if self._primed is not None or not any(run.issued_all(w) for w in range(crew.workers)):
+            return
+        limit = self._options.epochs
+        if self._ahead is None and run.epoch + 1 == self._next_epoch and (limit is None or self._next_epoch < limit):
+            vary = self._options.vary_epochs
+            self._ahead = self._plan.run(crew, self._next_epoch, self._next_epoch if vary else 0, None)
+            self._ahead.ahead = True
+        if self._ahead is not None and all(run.issued_all(w) for w in range(crew.workers)):
+            self._ahead.pump()
+
+    # ---------------------------------------------------------------------------------------- signature
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of an element; each leaf has ``.shape`` and ``.dtype``.
+
+        Where it is not known yet, this starts the workers and makes element 0, which the next iterator then gets.
+
+        Raises:
+            SignatureError: the source is empty, so that there is no first element.
+            WorkerError: the source raised while making it.
+        """
+        return self.signature().tree()
+
+    def signature(self) -> Signature:
+        """What every element must look like; see ``element_spec``."""
+        with self._lock:
+            if self._signature is None or not self._signature.declared:
+                self._signature = self._infer()
+            return self._signature
+
+    def _infer(self) -> Signature:
+        first = self._prime()
+        size = self._options.batch_size
+        variable: set[int] = set()
+        if size is not None and not self._options.drop_remainder:
+            collates = self._options.collate is not None
+            variable = {
+                i
+                for i, leaf in enumerate(first.layout.leaves)
+                if leaf.shape and (not collates or leaf.shape[0] == first.arrays[i].shape[0] == size)
+            }
+        return Signature.of(first, variable=variable)
+
+    def _prime(self) -> Parcel:
+        """Element 0 of the next epoch, which stays where it is."""
+        if self._primed is None:
+            crew = self._opened()
+            run, self._ahead = self._ahead or self._new_run(crew), None
+            run.priming = run is not self._ahead
+            self._primed = run
+        run = self._primed
+        try:
+            first = run.crew.wait_for(lambda: _pumped(run, run.peek))
+        except Broken as broken:
+            self._unprime()
+            raise broken.error from broken.error.__cause__
+        except BaseException:
+            self._unprime()
+            raise
+        if isinstance(first, End):
+            raise SignatureError(
+                "the source is empty, so there is no first element to infer the signature from: "
+                "pass dataset(output_signature=...)"
+            )
+        return first
+
+    def _unprime(self) -> None:
+        run, self._primed = self._primed, None
+        if run is not None:
+            with run.crew.lock:
+                run.close()
+
+    def declare(self, signature: Signature) -> None:
+        """Hold every element to a declared signature from now on."""
+        with self._lock:
+            self._signature = signature
+
+    def dataset(
+        self, *, output_signature: Any = None, prefetch: int | None = AUTOTUNE, chunk: int | None = None
+    ) -> tf.data.Dataset:
+        """The feed as a ``tf.data.Dataset``; every iteration of it is the next epoch.
+
+        Args:
+            output_signature: structure of ``tf.TensorSpec``; default: taken from the first element, which is made now
+                and delivered later. Needed where shapes vary.
+            prefetch: elements TensorFlow keeps ready, ``tf.data.AUTOTUNE`` by default; None or 0 for none.
+            chunk: small elements travel to TensorFlow in chunks, which it splits; 1 hands them over one by one, so
+                that ``state_dict`` is exact to the element.
+
+        Raises:
+            SignatureError: the source is empty, or a leaf has no TensorFlow type.
+            WorkerError: the source raised while making the first element.
+            ImportError: TensorFlow is missing (``pip install 'mpfeed[tf]'``).
+        """
+        from mpfeed import _tf
+
+        return _tf.dataset(self, output_signature=output_signature, prefetch=prefetch, chunk=chunk)
+
+    def __len__(self) -> int:
+        """Elements an epoch.
+
+        Raises:
+            TypeError: it is not known beforehand (from_generator, items without length, ``on_error="skip"``).
+        """
+        length = self.certain_length()
+        if length is None:
+            raise TypeError("the length of this feed is not known before it is read")
+        return length
+
+    def certain_length(self) -> int | None:
+        """Elements every full epoch has, or None where it is not certain."""
+        return self._plan.length() if self._filter is None else None
+
+    @property
+    def resumes_midway(self) -> bool:
+        """Whether a loaded position waits for the next iterator, whose epoch is therefore shorter."""
+        return self._begin is not None and self._begin["taken"] > 0
+
+    @property
+    def batched(self) -> bool:
+        """Whether elements are batches."""
+        return self._options.batch_size is not None
+
+    # -------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer is: plain data (JSON-safe) that ``load_state_dict`` of a like feed takes.
+
+        It counts what was taken from mpfeed by the latest iterator: elements for NumPy; for TensorFlow, whose
+        prefetch has taken more than was trained on, what it was handed.
+
+        Raises:
+            MpfeedError: ``ordered=False``, where "where" has no meaning.
+        """
+        with self._lock:
+            if not self._options.ordered:
+                raise MpfeedError("state_dict() needs ordered=True: without order a position means nothing")
+            position = self._where()
+            return {"version": _STATE_VERSION, "fingerprint": self._fingerprint(), **position}
+
+    def _where(self) -> dict[str, Any]:
+        iterator = self._current
+        if iterator is None:
+            if self._begin is not None:
+                return {"epoch": self._next_epoch, "taken": self._begin["taken"], "at": self._begin["at"]}
+            return {"epoch": self._next_epoch, "taken": 0, "at": None}
+        if iterator.finished:
+            return {"epoch": iterator.epoch + 1, "taken": 0, "at": None}
+        return {"epoch": iterator.epoch, "taken": iterator.taken, "at": iterator.state()}
+
+    def _fingerprint(self) -> dict[str, Any]:
+        o = self._options
+        split = self._split()
+        return {
+            **self._plan.fingerprint(), "seed": self._seed, "batch_size": o.batch_size,
+            "drop_remainder": o.drop_remainder, "vary_epochs": o.vary_epochs,
+            "split": None if split.count == 1 else [split.index, split.count, split.remainder],
+        }  # fmt: skip
+
+    def _split(self) -> Part:
+        return self._filter or getattr(self._plan, "part", Part())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iterator begin where a state was taken; workers and backend may differ.
+
+        ``from_map`` begins there at once; ``from_generator`` runs each shard again and discards what was delivered.
+
+        Raises:
+            ValueError: the state is of another feed, naming what differs; or is not a state.
+            MpfeedError: ``ordered=False``.
+        """
+        with self._lock:
+            if not self._options.ordered:
+                raise MpfeedError("load_state_dict() needs ordered=True: without order a position means nothing")
+            if not isinstance(state, dict) or not {"version", "fingerprint", "epoch", "taken", "at"} <= state.keys():
+                raise ValueError("this is not a state of a feed: pass what state_dict() returned")
+            if state["version"] != _STATE_VERSION:
+                raise ValueError(f"the state has version {state['version']}, this mpfeed reads {_STATE_VERSION}")
+            there = state["fingerprint"]
+            if self._crew is None:
+                self._plan.adopt(there)
+            self._compare(there)
+            self._discard_runs()
+            self._next_epoch = int(state["epoch"])
+            self._begin = {"taken": state["taken"], "at": state["at"]} if state["at"] is not None else None
+            self._current = None
+
+    def _compare(self, there: dict[str, Any]) -> None:
+        here = self._fingerprint()
+        if self._options.seed is None and self._crew is None:
+            self._seed = here["seed"] = there.get("seed", self._seed)
+            if isinstance(self._plan, MapPlan):
+                self._plan.seed = self._seed
+        differing = [name for name in here if here[name] != there.get(name)]
+        if differing:
+            words = "; ".join(f"{name} was {there.get(name)!r} and is {here[name]!r}" for name in differing)
+            raise ValueError(f"the state is of another stream: {words}")
+
+    def _discard_runs(self) -> None:
+        for run in (self._primed, self._ahead):
+            if run is not None:
+                with run.crew.lock:
+                    run.close()
+        self._primed = self._ahead = None
+        if self._signature is not None and not self._signature.declared:
+            self._signature = None
+
+    # ------------------------------------------------------------------------------------------ sharing
+
+    def split(self, n: int, *, remainder: Literal["drop", "pad", "keep"] = "drop") -> list[Feed]:
+        """Independent feeds for ``n`` consumers: part i delivers elements i, i + n, ... of this feed's stream.
+
+        The parts never wait for one another, can be pickled, and are closed with this feed. A from_map part makes only
+        its own batches; a from_generator part (and one that skips items) runs every shard and discards.
+
+        Args:
+            n: how many.
+            remainder: "drop" for equal counts; "pad" for equal counts by repeating the epoch's first elements; "keep"
+                delivers everything.
+
+        Raises:
+            ValueError: ``n`` below 1, or another remainder.
+            MpfeedError: ``ordered=False``.
+        """
+        if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
+            raise TypeError(f"split({n!r}): give a whole number of at least 1")
+        if n < 1:
+            raise ValueError(f"split({n}): give at least 1")
+        if remainder not in ("drop", "pad", "keep"):
+            raise ValueError(f'remainder={remainder!r}: choose "drop", "pad" or "keep"')
+        if not self._options.ordered:
+            raise MpfeedError("split() needs ordered=True: without order the parts would overlap")
+        if self._split().count > 1:
+            raise MpfeedError("this feed is a part of a split already: split the whole one")
+        self._plan.settle(worker_count(self._options.workers, self._backend))
+        parts = [self._part(Part(i, int(n), remainder)) for i in range(n)]
+        self._parts += [weakref.ref(part) for part in parts]
+        return parts
+
+    def _part(self, part: Part) -> Feed:
+        plan = self._plan.split(part)
+        if plan is not None:
+            return Feed(plan, self._options, self._seed)
+        return Feed(self._plan, self._options, self._seed, part=part)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A feed travels as its recipe, unread and without its workers."""
+        return _rebuild, (dumps((self._plan, self._options, self._seed, self._filter)),)
+
+    # -------------------------------------------------------------------------------------------- end
+
+    def stats(self) -> FeedStats:
+        """What the feed has seen of itself so far."""
+        crew = self._crew
+        return self._counters.snapshot(crew.counts() if crew is not None else [])
+
+    def close(self) -> None:
+        """Stop the workers; live iterators and datasets raise ``FeedClosed``. Arrays that are held stay valid.
+
+        Idempotent, from any thread; returns within seconds, whatever the workers do.
+        """
+        self._closed = True
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        crew = self._crew
+        if crew is not None:
+            crew.close()
+        for part in self._parts:
+            feed = part()
+            if feed is not None:
+                feed.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        names = ", ".join(self._plan.fingerprint()["source"])
+        return f"<mpfeed.Feed of {names} on {self._backend.name}>"
+
+    # ------------------------------------------------------------------------------- the iterator's side
+
+    def _deliver(self, span: Span, number: int) -> list[Array]:
+        """A span's arrays, checked, cast and copied as need be."""
+        parcel = span.parcel
+        if self._signature is None:
+            self._signature = Signature.of(parcel, free=True)
+        arrays = self._signature.conform(parcel, number)
+        if arrays is parcel.arrays and parcel.crowded is not None and parcel.crowded(parcel):
+            self._counters.copies += 1
+            arrays = parcel.arrays = [_copied(array) for array in arrays]
+            parcel.crowded = None
+        self._counters.nbytes += parcel.nbytes * span.count // max(parcel.count, 1)
+        return arrays
+
+    def _skipped(self, skipped: list[tuple[int, str]]) -> None:
+        self._counters.skipped += len(skipped)
+        if not self._logged_skip:
+            self._logged_skip = True
+            index, text = skipped[0]
+            log.warning("item %d was skipped: %s (on_error='skip'; further ones are counted in stats())", index, text)
+
+
+class FeedIterator(Iterator[Any]):
+    """One epoch of a feed. ``close()`` ends it and keeps the workers."""
+
+    def __init__(self, feed: Feed, run: BaseRun, taken: int) -> None:
+        self._feed = feed
+        self._run = run
+        self.epoch = run.epoch
+        self.taken = taken
+        self.finished = False
+        self._span: Span | None = None
+        self._arrays: list[Array] = []
+        self._row = 0
+        self._ended = False
+        self._group = _Group(feed._filter) if feed._filter is not None else None
+        self._finalizer = weakref.finalize(self, run.crew.abandon, run)  # type: ignore[arg-type]
+        self._finalizer.atexit = False
+
+    def __iter__(self) -> FeedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """The next element.
+
+        Raises:
+            StopIteration: the epoch is over, or the iterator was closed.
+            WorkerError, WorkerDied, FeedTimeout, SignatureError, FeedClosed: and the iterator is over.
+        """
+        if self._group is not None:
+            return self._group.next(self)
+        return self.next_element()
+
+    def next_element(self) -> Any:
+        """The next element of the whole stream."""
+        start = time.perf_counter()
+        if self._span is None:
+            self._fetch()
+        elif self._feed.closed:
+            raise FeedClosed("the feed was closed while it was being read")
+        span = self._span
+        assert span is not None
+        parcel = span.parcel
+        if parcel.stacked:
+            leaves = [_row(array, self._row) for array in self._arrays]
+        else:
+            leaves = self._arrays
+        self._advance(span, 1)
+        self._feed._counters.waited(time.perf_counter() - start)
+        return parcel.layout.treespec.unflatten(leaves)
+
+    def next_chunk(self) -> tuple[list[Array], int]:
+        """(leaves with elements along their first axis, how many): what is there of the stream."""
+        start = time.perf_counter()
+        if self._span is None:
+            self._fetch(rows=True)
+        span = self._span
+        assert span is not None
+        count = span.count - (self._row - span.start)
+        if span.parcel.stacked:
+            arrays = [array[self._row : self._row + count] for array in self._arrays]
+        else:
+            arrays = [array[None] for array in self._arrays]
+        self._advance(span, count)
+        self._feed._counters.waited(time.perf_counter() - start)
+        return arrays, count
+
+    def _fetch(self, *, rows: bool = False) -> None:
+        """The next span, waiting for it."""
+        if self._ended:
+            raise StopIteration
+        run = self._run
+        take = run.next_rows if rows else run.next_span  # type: ignore[attr-defined]
+        try:
+            span = run.crew.wait_for(lambda: _pumped(run, take, self._feed))
+            if not isinstance(span, End):
+                self._arrays = self._feed._deliver(span, self.taken)
+        except Broken as broken:
+            self._stop()
+            raise broken.error from broken.error.__cause__
+        except BaseException:
+            self._stop()
+            raise
+        if run.skipped:
+            skipped, run.skipped = run.skipped, []
+            self._feed._skipped(skipped)
+        if isinstance(span, End):
+            self.finished = True
+            self._stop()
+            raise StopIteration
+        self._span, self._row = span, span.start
+
+    def _advance(self, span: Span, count: int) -> None:
+        self._row += count
+        self.taken += count
+        self._run.consumed(span, count)
+        if self._row == span.start + span.count:
+            self._span, self._arrays = None, []
+
+    def state(self) -> dict[str, Any]:
+        """The run's own position."""
+        return self._run.state()
+
+    def _stop(self) -> None:
+        self._ended = True
+        self._span, self._arrays = None, []
+        self._finalizer.detach()
+        with self._run.crew.lock:
+            if not self._run.crew.closed:
+                self._run.close()
+
+    def close(self) -> None:
+        """End this iteration; the workers stop making its elements. Idempotent, from any thread."""
+        if not self._ended:
+            self._stop()
+
+
+class _Group:
+    """Chooses a part's elements out of the whole stream, n at a time."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._first: list[Any] = []
+
+    def next(self, iterator: FeedIterator) -> Any:
+        """The part's element of the next group."""
+        part, mine, got = self._part, None, 0
+        for i in range(part.count):
+            try:
+                element = iterator.next_element()
+            except StopIteration:
+                break
+            got += 1
+            if part.remainder == "pad" and len(self._first) < part.count:
+                self._first.append(element)
+            if i == part.index:
+                mine = element
+        if got == part.count or (part.remainder == "keep" and got > part.index):
+            return mine
+        if part.remainder == "pad" and got:
+            return mine if got > part.index else self._first[(part.index - got) % len(self._first)]
+        raise StopIteration
+
+
+def _pumped(run: BaseRun, take: Callable[[], Any], feed: Feed | None = None) -> Any:
+    """Ask for what may be asked for, before and after taking; what was taken makes room."""
+    run.pump()
+    value = take()
+    if value is not None and not run.priming:
+        run.pump()
+        if feed is not None:
+            feed._read_ahead(run)
+    return value
+
+
+def _row(array: Array, row: int) -> Array:
+    # array[row] of a one-dimensional array is a scalar, or the object itself; elements are arrays.
+    return array[row] if array.ndim > 1 else array[row : row + 1].reshape(())
+
+
+def _copied(array: Array) -> Array:
+    """Private memory with the same contents, aligned for TensorFlow and read-only."""
+    if array.dtype == object or not array.nbytes:
+        return array
+    copy: Array = np.ndarray(array.shape, array.dtype, heap(array.nbytes))
+    copy[...] = array
+    copy.flags.writeable = False
+    return copy
+
+
+def _close_forgotten(crew: Crew, name: str) -> None:
+    if crew.started and not crew.closed:
+        warnings.warn(f"{name} was forgotten: use `with feed:` or feed.close()", ResourceWarning, stacklevel=2)
+    crew.close()
+
+
+def _rebuild(recipe: bytes) -> Feed:
+    plan, options, seed, part = loads(recipe)
+    return Feed(plan, options, seed, part=part)
+
+
+__all__ = ["Feed", "FeedIterator", "Shard", "from_generator", "from_map"]

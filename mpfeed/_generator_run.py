@@ -1,0 +1,362 @@
+"""One iteration of a ``from_generator`` feed: shards taken in turn, left-over samples merged at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mpfeed._crew import Crew
+from mpfeed._errors import MpfeedError
+from mpfeed._layout import Leaf, Layout
+from mpfeed._messages import CONTINUE, Collate, MakeShard, Parcel, Reply
+from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
+
+_NO_LIMIT = 1 << 30
+
+
+@dataclass(slots=True, eq=False)
+class _Shard:
+    """A shard as its consumer sees it. Positions count samples from its beginning."""
+
+    index: int
+    worker: int
+    taken: int = 0  # handed to the consumer
+    received: int = 0  # in replies
+    asked: int = 0  # units unanswered
+    ended: bool = False
+    incarnation: int = 0  # of the worker that holds its iterator
+    careful: bool = False  # a worker died on it: one sample at a time until a reply comes
+    queue: deque[Made] = field(default_factory=deque)
+    rest: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _ShardUnit:
+    shard: _Shard
+
+
+class GeneratorRun(BaseRun):
+    """See ``BaseRun``. Element k comes from shard k mod S, exhausted ones skipped.
+
+    Args:
+        shards: how many.
+        batch_size: samples a batch, or None.
+        ordered: whether shards are taken in turn, or whatever is there first.
+        drop_remainder: whether a short last batch is dropped.
+        state: where to begin, from ``state()``.
+    """
+
+    def __init__(
+        self, crew: Crew, epoch: int, buffer: int, *, shards: int, batch_size: int | None, ordered: bool,
+        drop_remainder: bool, state: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(crew, epoch, buffer)
+        self._batch_size = batch_size
+        self._ordered = ordered
+        self._drop_remainder = drop_remainder
+        self._shards = [_Shard(i, i % crew.workers) for i in range(shards)]
+        self._turns = list(self._shards)  # those not exhausted, in order
+        self._turn = 0
+        self._arrived: deque[Made] = deque()  # unordered: as they came
+        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(crew.workers)]
+        self._next_of = [0] * crew.workers
+        self._held = [0] * crew.workers
+        self._units: dict[int, _Shard] = {}
+        self._tail: deque[CollateUnit] | None = None
+        self._tail_taken = 0
+        if state is not None:
+            self._begin_at(state)
+
+    def _begin_at(self, state: dict[str, Any]) -> None:
+        for shard, position in zip(self._shards, state["positions"], strict=True):
+            shard.taken = shard.received = position
+        exhausted = set(state["exhausted"])
+        self._turns = [shard for shard in self._shards if shard.index not in exhausted]
+        if self._turns:
+            self._turn = next((i for i, s in enumerate(self._turns) if s.index >= state["turn"]), 0)
+        self._tail_taken = state["tail"]
+        # An exhausted shard is asked once more: for its left-over samples.
+
+    def state(self) -> dict[str, Any]:
+        left = {shard.index for shard in self._turns}
+        return {
+            "positions": [shard.taken for shard in self._shards],
+            "exhausted": [shard.index for shard in self._shards if shard.index not in left],
+            "turn": self._turns[self._turn].index if self._turns else 0,
+            "tail": self._tail_taken,
+        }
+
+    # ------------------------------------------------------------------------------------------ asking
+
+    def pump(self) -> None:
+        if self.closed:
+            return
+        if self.priming:
+            self._ask_for_next()
+            return
+        for worker in range(self.crew.workers):
+            while self._room(worker) and (shard := self._next_shard(worker)) is not None:
+                self._ask(shard)
+        self._ask_for_next()
+
+    def _room(self, worker: int) -> bool:
+        credit = self.credit
+        if self._batch_size is None:
+            # Elements of a worker's shards alternate, so each shard needs a message of its own in hand.
+            credit = max(credit, sum(not shard.ended for shard in self._of_worker[worker]))
+        return self._held[worker] < credit
+
+    def _next_shard(self, worker: int) -> _Shard | None:
+        """The worker's shard whose turn it is to be asked: the order of delivery."""
+        shards = self._of_worker[worker]
+        for _ in range(len(shards)):
+            shard = shards[self._next_of[worker] % len(shards)]
+            self._next_of[worker] += 1
+            if not shard.ended:
+                return shard
+        return None
+
+    def _ask_for_next(self) -> None:
+        """Whatever credit says, the shard that everyone waits for is asked."""
+        if self._tail is not None or not self._turns:
+            for shard in self._shards:
+                if not shard.ended and not shard.asked and shard not in self._turns:
+                    self._ask(shard)
+            return
+        shard = self._turns[self._turn % len(self._turns)]
+        if not shard.queue and not shard.asked and not shard.ended:
+            self._ask(shard)
+
+    def _ask(self, shard: _Shard) -> None:
+        shard.asked += 1
+        self._held[shard.worker] += 1
+        self.crew.submit(self, _ShardUnit(shard), shard.worker)
+
+    def issued_all(self, worker: int) -> bool:
+        return all(shard.ended for shard in self._of_worker[worker])
+
+    # ---------------------------------------------------------------------------------- the crew's side
+
+    def request(self, number: int, unit: Any, worker: int, incarnation: int) -> MakeShard | Collate:
+        if isinstance(unit, CollateUnit):
+            return self.collate_request(number, unit)
+        shard = unit.shard
+        position = CONTINUE
+        if shard.incarnation != incarnation:
+            shard.incarnation, position = incarnation, shard.received
+        limit = 1 if shard.careful or self.priming else _NO_LIMIT
+        return MakeShard(number, self.number, self.epoch, shard.index, len(self._shards), position, limit)
+
+    def receive(self, unit: Any, reply: Reply) -> None:
+        if isinstance(unit, CollateUnit):
+            unit.made = Made()
+            unit.made.take_reply(reply)
+            return
+        shard = unit.shard
+        shard.asked -= 1
+        shard.careful = False
+        made = Made()
+        made.take_reply(reply)
+        count = sum(parcel.count for parcel in made.parcels)
+        shard.received += count * (self._batch_size or 1)
+        if reply.end and not shard.ended:
+            shard.ended = True
+            shard.rest = reply.rest
+        elif reply.end:
+            made.error = None  # a failed shard repeats its failure to requests that were on their way
+        self._keep(shard, made)
+
+    def _keep(self, shard: _Shard, made: Made) -> None:
+        if made.spent:
+            self._held[shard.worker] -= 1
+            return
+        shard.queue.append(made)
+        if not self._ordered:
+            self._units[id(made)] = shard
+            self._arrived.append(made)
+
+    def fail(self, unit: Any, error: MpfeedError) -> None:
+        made = Made(error=error)
+        if isinstance(unit, CollateUnit):
+            unit.made = made
+            return
+        unit.shard.asked -= 1
+        unit.shard.ended = True
+        self._keep(unit.shard, made)
+
+    def position(self, unit: Any) -> Hashable:
+        if isinstance(unit, CollateUnit):
+            return "tail", id(unit)
+        return unit.shard.index, unit.shard.received
+
+    def describe(self, unit: Any) -> str:
+        if isinstance(unit, CollateUnit):
+            return "a batch of left-over samples"
+        what = "element" if self._batch_size is None else "the batch that starts with sample"
+        return f"{what} {unit.shard.received} of shard {unit.shard.index} (epoch {self.epoch})"
+
+    def retry(self, unit: Any) -> list[Any]:
+        if not isinstance(unit, CollateUnit):
+            unit.shard.careful = True
+        return [unit]
+
+    # --------------------------------------------------------------------------------------- delivering
+
+    def peek(self) -> Parcel | End | None:
+        made = self._current()
+        if isinstance(made, Made):
+            if not made.parcels:
+                made.span()  # raises
+            return made.parcels[0]
+        return made
+
+    def next_span(self) -> Span | End | None:
+        made = self._current()
+        if not isinstance(made, Made):
+            return made
+        if self._tail is not None and not self._turns:
+            span = made.span()
+            self._tail.popleft()
+            if span is not None:
+                span.mark = None
+            return span
+        shard = self._units[id(made)] if not self._ordered else self._turns[self._turn]
+        # Alone, a shard's rows follow one another; otherwise the next element is another shard's.
+        alone = len(self._turns) == 1 or not self._ordered
+        span = made.span(None if alone else 1)
+        assert span is not None
+        span.mark = shard
+        if made.spent:
+            shard.queue.remove(made)
+            self._held[shard.worker] -= 1
+            if not self._ordered:
+                self._arrived.popleft()
+                del self._units[id(made)]
+        if self._ordered:
+            self._turn = (self._turn + 1) % len(self._turns)
+        return span
+
+    def _current(self) -> Made | End | None:
+        """What holds the next element; moves on over exhausted shards, and to the tail after the last."""
+        while self._turns:
+            if not self._ordered:
+                if self._arrived:
+                    return self._arrived[0]
+                self._turns = [shard for shard in self._turns if not (shard.ended and not shard.asked)]
+                if self._turns:
+                    return None
+                break
+            self._turn %= len(self._turns)
+            shard = self._turns[self._turn]
+            if shard.queue:
+                return shard.queue[0]
+            if not shard.ended:
+                return None
+            del self._turns[self._turn]
+        return self._tail_head()
+
+    def _tail_head(self) -> Made | End | None:
+        if self._tail is None:
+            if not all(shard.ended for shard in self._shards):
+                return None
+            self._tail = deque(self._left_over())
+            for unit in self._tail:
+                self.crew.submit(self, unit, self.crew.freest())
+        if not self._tail:
+            return END
+        return self._tail[0].made
+
+    def _left_over(self) -> list[CollateUnit]:
+        """Batches of the samples that did not fill one in their shard, in shard order."""
+        if self._batch_size is None:
+            return []
+        rest = [sample for shard in self._shards for sample in shard.rest]
+        units = [
+            CollateUnit(tuple(rest[i : i + self._batch_size])) for i in range(0, len(rest), self._batch_size)
+        ]
+        if units and self._drop_remainder and len(units[-1].samples) < self._batch_size:
+            units.pop()
+        return units[self._tail_taken :]
+
+    def consumed(self, span: Span, count: int) -> None:
+        if span.mark is None:
+            self._tail_taken += count
+        else:
+            span.mark.taken += count * (self._batch_size or 1)
+
+    # ----------------------------------------------------------------------------------- chunks for tf.data
+
+    def next_rows(self) -> Span | End | None:
+        """Like ``next_span``, but rows of several shards are interleaved into one new message where they stack."""
+        made = self._current()
+        if not isinstance(made, Made) or not self._ordered or len(self._turns) < 2:
+            return self.next_span()
+        turns = [*self._turns[self._turn :], *self._turns[: self._turn]]
+        for shard in turns[1:]:
+            if not shard.queue and not shard.ended:
+                return None  # the others are on their way; a slow source sends small messages
+        heads = [shard.queue[0] if shard.queue else None for shard in turns]
+        rounds = min(head.rows if head is not None else 0 for head in heads)
+        parcels = [head.parcels[0] for head in heads if head is not None and head.parcels]
+        if rounds < 2 or not all(p.stacked and _alike(p, parcels[0]) for p in parcels):
+            return self.next_span()
+        spans = []
+        for shard, head in zip(turns, heads, strict=True):
+            assert head is not None
+            spans.append(self._advance(shard, head, rounds))
+        return Span(_interleaved(spans), 0, rounds * len(spans), _Interleaved(turns))
+
+    def _advance(self, shard: _Shard, head: Made, rows: int) -> Span:
+        span = head.span(rows)
+        assert span is not None
+        if head.spent:
+            shard.queue.popleft()
+            self._held[shard.worker] -= 1
+        return span
+
+
+class _Interleaved:
+    """Stands for several shards as the origin of a span."""
+
+    def __init__(self, shards: list[_Shard]) -> None:
+        self._shards = shards
+        self._seen = 0
+
+    @property
+    def taken(self) -> int:
+        return self._seen
+
+    @taken.setter
+    def taken(self, value: int) -> None:
+        for number in range(self._seen, value):
+            self._shards[number % len(self._shards)].taken += 1
+        self._seen = value
+
+
+def _alike(one: Parcel, other: Parcel) -> bool:
+    if one.layout is other.layout:
+        return True
+    return one.layout.treespec == other.layout.treespec and all(
+        a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
+        for a, b in zip(one.layout.leaves, other.layout.leaves, strict=True)
+    )
+
+
+def _interleaved(spans: list[Span]) -> Parcel:
+    """Row r of every span, then row r + 1: one copy of small samples."""
+    first = spans[0].parcel
+    arrays = []
+    for k in range(len(first.arrays)):
+        columns = [span.parcel.arrays[k][span.start : span.start + span.count] for span in spans]
+        merged = np.stack(columns, axis=1).reshape(-1, *columns[0].shape[1:])
+        merged.flags.writeable = False
+        arrays.append(merged)
+    count = spans[0].count * len(spans)
+    leaves = tuple(Leaf(f.dtype, (count, *f.shape[1:]), f.weak, -1, 0) for f in first.layout.leaves)
+    return Parcel(Layout(first.layout.treespec, leaves), arrays, count, True, 0)
+
+

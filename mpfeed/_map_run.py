@@ -1,0 +1,450 @@
+"""One iteration of a ``from_map`` feed: batches go to whichever worker is free, and are delivered in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpfeed._crew import Crew
+from mpfeed._errors import MpfeedError, SignatureError
+from mpfeed._items import EpochItems
+from mpfeed._layout import Layout, Leaf
+from mpfeed._messages import Collate, MakeItems, Parcel, Reply
+from mpfeed._producer import CHUNK_BYTES, CHUNK_S
+from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
+from mpfeed._serialize import error_of, failure_of, loads
+
+_MAX_CHUNK = 1024
+
+
+@dataclass(slots=True, eq=False)
+class _ItemsUnit:
+    """Items that travel together. ``positions`` are places in the stream of items, ``indices`` the items' own."""
+
+    positions: tuple[int, ...]
+    indices: tuple[int, ...]
+    items: Any
+    made: Made | None = None
+    raw: bool = False
+    rest: tuple[Any, ...] = ()
+    skipped: frozenset[int] = frozenset()
+    given: int = 0
+
+    def places(self) -> list[int]:
+        """Where the samples that were made lie in the stream of items."""
+        return [p for p, i in zip(self.positions, self.indices, strict=True) if i not in self.skipped]
+
+    def next_place(self) -> int:
+        """The place after that of the next sample handed out; after the last one, that after the unit."""
+        self.given += 1
+        places = self.places()
+        return places[self.given] if self.given < len(places) else self.positions[-1] + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which elements of the stream a feed delivers: ``index``, ``index + count``, ... (see ``Feed.split``)."""
+
+    index: int = 0
+    count: int = 1
+    remainder: str = "drop"
+
+    def length(self, total: int) -> int:
+        """How many of ``total`` elements this part delivers."""
+        if self.count == 1:
+            return total
+        if self.remainder == "drop":
+            return total // self.count
+        if self.remainder == "pad":
+            return -(-total // self.count) if total else 0
+        return len(range(self.index, total, self.count))
+
+
+class MapRun(BaseRun):
+    """See ``BaseRun``.
+
+    Args:
+        items: of this epoch.
+        batch_size: items a batch, or None.
+        drop_remainder: whether a short last batch is dropped.
+        ordered: whether batches are delivered in order, or as they come.
+        part: of the stream, for ``split``.
+        skips: failing items are left out and the rest is cut anew.
+        collates: the user gave a collate, so that batches can be cut from raw samples only.
+        start: items consumed before this run began.
+    """
+
+    def __init__(
+        self, crew: Crew, epoch: int, buffer: int, items: EpochItems, *, batch_size: int | None,
+        drop_remainder: bool, ordered: bool, part: Part, skips: bool, collates: bool, start: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(crew, epoch, buffer)
+        self._items = items
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
+        self._ordered = ordered
+        self._part = part
+        self._recuts = skips and batch_size is not None
+        self._raw = self._recuts and collates
+        self._unit_size = batch_size or 1  # items an element is made of
+        self._next = self._first_element(start)  # the next element of this part to ask for
+        self._start = start if self._recuts or skips else None
+        self._consumed = start
+        self._pending: deque[_ItemsUnit] = deque()
+        self._arrived: deque[Made] = deque()
+        self._waiting = 0  # unordered: units without a reply
+        self._chunk = 1
+        self._asked_all = False
+        self._broken_at: Made | None = None
+        self._cutter = _Cutter(self, batch_size or 1) if self._recuts else None
+
+    def _first_element(self, start: int) -> int:
+        return -(-start // self._unit_size) if self._part.count == 1 else -(-start // self._unit_size) // self._part.count
+
+    # ------------------------------------------------------------------------------------------- asking
+
+    def _positions(self, element: int) -> range | None:
+        """The places in the stream of items that make this part's ``element``; None beyond the last."""
+        if self._start is not None:  # cut anew later: plain slices from where this run began
+            first = self._start + (element - self._first_element(self._start)) * self._unit_size
+        else:
+            number = element * self._part.count + self._part.index
+            if self._part.count > 1:
+                total = self._elements()
+                if element >= self._part.length(total):
+                    return None
+                number %= total
+            first = number * self._unit_size
+        if not self._items.has(first):
+            return None
+        last = first
+        while last + 1 < first + self._unit_size and self._items.has(last + 1):
+            last += 1
+        positions = range(first, last + 1)
+        if self._drop_remainder and not self._recuts and len(positions) < self._unit_size:
+            return None
+        return positions
+
+    def _elements(self) -> int:
+        """Elements of the whole stream; needs a length."""
+        while self._items.length is None:
+            self._items.has(1 << 62)
+        full, rest = divmod(self._items.length, self._unit_size)
+        return full + (rest > 0 and not self._drop_remainder)
+
+    def pump(self) -> None:
+        if self.closed:
+            return
+        window = 1 if self.priming else self.crew.workers * self.credit
+        while not self._asked_all and len(self._pending) + len(self._arrived) + self._waiting < window:
+            worker = self.crew.freest()
+            # A worker that is slow now must not hoard what the others could do.
+            if self.crew.load(worker) >= max(self.buffer, 1):
+                return
+            unit = self._new_unit()
+            if unit is None:
+                return
+            self._send(unit, worker)
+
+    def _send(self, unit: _ItemsUnit, worker: int) -> None:
+        if self._ordered:
+            self._pending.append(unit)
+        else:
+            self._waiting += 1
+        if unit.made is not None:  # reading an item failed, here
+            if not self._ordered:
+                self._came(unit)
+            return
+        self.crew.submit(self, unit, worker)
+
+    def _new_unit(self) -> _ItemsUnit | None:
+        positions: list[int] = []
+        try:
+            for _ in range(1 if self._batch_size is not None or self.priming else self._chunk):
+                found = self._positions(self._next)
+                if found is None:
+                    self._asked_all = True
+                    break
+                positions += found
+                self._next += 1
+            if not positions:
+                return None
+            indices = tuple(self._items.index(p) for p in positions)
+            values = []
+            for position in positions:
+                values.append(self._items[position])
+                self._items.forget(position)
+            return _ItemsUnit(tuple(positions), indices, self.crew.freeze(tuple(values)), raw=self._raw)
+        except Exception as error:
+            return self._unreadable(tuple(positions), error)
+
+    def _unreadable(self, positions: tuple[int, ...], error: Exception) -> _ItemsUnit:
+        self._asked_all = True
+        at = positions[0] if positions else self._next * self._unit_size
+        failure = failure_of(error, f"item {at} (reading items)", remote=False, index=at)
+        return _ItemsUnit(positions, (), None, made=Made(error=error_of(failure)))
+
+    def issued_all(self, worker: int) -> bool:
+        return self._asked_all
+
+    # ---------------------------------------------------------------------------------- the crew's side
+
+    def request(self, number: int, unit: Any, worker: int, incarnation: int) -> MakeItems | Collate:
+        if isinstance(unit, CollateUnit):
+            return self.collate_request(number, unit)
+        return MakeItems(number, self.number, self.epoch, unit.indices, unit.items, unit.raw)
+
+    def receive(self, unit: Any, reply: Reply) -> None:
+        made = Made()
+        made.take_reply(reply)
+        unit.made = made
+        if isinstance(unit, CollateUnit):
+            return
+        unit.items = None
+        unit.rest = reply.rest
+        unit.skipped = frozenset(index for index, _ in reply.skipped)
+        self.skipped += reply.skipped
+        if self._batch_size is None and made.parcels:
+            self._adapt_chunk(made, reply.busy_s)
+        if not self._ordered:
+            self._came(unit)
+
+    def _came(self, unit: _ItemsUnit) -> None:
+        self._waiting -= 1
+        assert unit.made is not None
+        if self._cutter is not None:
+            self._pending.append(unit)
+        elif not unit.made.spent:
+            self._arrived.append(unit.made)
+
+    def _adapt_chunk(self, made: Made, busy_s: float) -> None:
+        """As many samples a message as are ready within CHUNK_S and fit CHUNK_BYTES; at most twice as many as before."""
+        count = sum(parcel.count for parcel in made.parcels)
+        nbytes = sum(array.nbytes for parcel in made.parcels for array in parcel.arrays)
+        by_time = CHUNK_S / max(busy_s / count, 1e-9)
+        by_size = CHUNK_BYTES / max(nbytes / count, 1.0)
+        self._chunk = int(max(1, min(by_time, by_size, 2 * self._chunk, _MAX_CHUNK)))
+
+    def fail(self, unit: Any, error: MpfeedError) -> None:
+        unit.made = Made(error=error)
+        if not isinstance(unit, CollateUnit) and not self._ordered:
+            self._came(unit)
+
+    def position(self, unit: Any) -> Hashable:
+        return ("tail", id(unit)) if isinstance(unit, CollateUnit) else unit.positions[0]
+
+    def describe(self, unit: Any) -> str:
+        if isinstance(unit, CollateUnit):
+            return "a batch of raw samples"
+        few = ", ".join(map(str, unit.indices[:4])) + (", ..." if len(unit.indices) > 4 else "")
+        return f"item{'s' if len(unit.indices) > 1 else ''} {few} (epoch {self.epoch})"
+
+    def retry(self, unit: Any) -> list[Any]:
+        if isinstance(unit, CollateUnit) or self._batch_size is not None or len(unit.indices) == 1:
+            return [unit]
+        return self._singles(unit)
+
+    def _singles(self, unit: _ItemsUnit) -> list[_ItemsUnit]:
+        """One unit an item, so that those before a deadly one arrive and it is named."""
+        singles = []
+        for position, index, value in zip(unit.positions, unit.indices, loads(unit.items), strict=True):
+            singles.append(_ItemsUnit((position,), (index,), self.crew.freeze((value,)), raw=unit.raw))
+        if self._ordered:
+            at = self._pending.index(unit)
+            del self._pending[at]
+            for i, single in enumerate(singles):
+                self._pending.insert(at + i, single)
+        else:
+            self._waiting += len(singles) - 1
+        return singles
+
+    # --------------------------------------------------------------------------------------- delivering
+
+    def peek(self) -> Parcel | End | None:
+        if self._cutter is not None:
+            return self._cutter.peek()
+        made = self._current()
+        if isinstance(made, Made):
+            if not made.parcels:
+                made.span()  # raises
+            return made.parcels[0]
+        return made
+
+    def next_span(self) -> Span | End | None:
+        if self._cutter is not None:
+            return self._cutter.next_span()
+        made = self._current()
+        if not isinstance(made, Made):
+            return made
+        span = made.span(1 if self._start is not None else None)
+        assert span is not None
+        if self._start is not None and self._ordered:  # items were left out: the state counts those too
+            span.mark = self._pending[0].next_place()
+        if made.spent:
+            if self._ordered:
+                self._pending.popleft()
+            else:
+                self._arrived.popleft()
+        return span
+
+    next_rows = next_span
+
+    def _current(self) -> Made | End | None:
+        if not self._ordered:
+            if self._arrived:
+                return self._arrived[0]
+            return END if self._asked_all and not self._waiting else None
+        while self._pending:
+            made = self._pending[0].made
+            if made is None:
+                return None
+            if not made.spent:
+                return made
+            self._consumed += len(self._pending.popleft().positions)  # every item of it was skipped
+        return END if self._asked_all else None
+
+    def next_unit(self) -> _ItemsUnit | End | None:
+        """For the cutter: the next unit that is answered."""
+        if self._pending and self._pending[0].made is not None:
+            return self._pending.popleft()
+        if self._pending or self._waiting:
+            return None
+        return END if self._asked_all else None
+
+    def consumed(self, span: Span, count: int) -> None:
+        if span.mark is not None:
+            self._consumed = span.mark
+        else:
+            self._consumed += count * self._unit_size
+
+    @property
+    def drops_remainder(self) -> bool:
+        """Whether a short last batch is dropped."""
+        return self._drop_remainder
+
+    @property
+    def raw(self) -> bool:
+        """Whether samples come one by one, to be collated once their batch is known."""
+        return self._raw
+
+    def state(self) -> dict[str, Any]:
+        length = self._items.length
+        whole = self._consumed * self._part.count if self._part.count > 1 else self._consumed
+        return {"items": whole if length is None or self._part.count > 1 else min(whole, length)}
+
+
+class _Cutter:
+    """Cuts batches anew after items were skipped, as if the bad items had never been there."""
+
+    def __init__(self, run: MapRun, size: int) -> None:
+        self._run = run
+        self._size = size
+        self._rows: deque[tuple[Parcel, int, int]] = deque()  # (message, row, place in the stream of items)
+        self._raw: deque[tuple[Any, int]] = deque()
+        self._whole: deque[tuple[Parcel, int]] = deque()
+        self._collating: deque[CollateUnit] = deque()
+        self._ready: Span | None = None
+        self._error: MpfeedError | None = None
+
+    def peek(self) -> Parcel | End | None:
+        if self._ready is None:
+            span = self.next_span()
+            if not isinstance(span, Span):
+                return span
+            self._ready = span
+        return self._ready.parcel
+
+    def next_span(self) -> Span | End | None:
+        if self._ready is not None:
+            span, self._ready = self._ready, None
+            return span
+        return self._next_raw() if self._run.raw else self._next_cut()
+
+    def _next_cut(self) -> Span | End | None:
+        while len(self._rows) < self._size:
+            unit = self._run.next_unit()
+            if unit is None:
+                return None
+            if isinstance(unit, End):
+                return self._last()
+            made = unit.made
+            assert made is not None
+            if made.error is not None:
+                made.span() if not made.parcels else None
+            places = unit.places()
+            for parcel in made.parcels:
+                if len(places) == self._size and not self._rows:
+                    return Span(parcel, 0, 1, places[-1] + 1)
+                self._rows.extend((parcel, row, place) for row, place in enumerate(places))
+        return self._cut(self._size)
+
+    def _last(self) -> Span | End:
+        if not self._rows or self._run.drops_remainder:
+            return END
+        return self._cut(len(self._rows))
+
+    def _cut(self, count: int) -> Span:
+        rows = [self._rows.popleft() for _ in range(count)]
+        return Span(_joined(rows), 0, 1, rows[-1][2] + 1)
+
+    def _next_raw(self) -> Span | End | None:
+        while True:
+            ended = self._fill()
+            if self._collating:
+                unit = self._collating[0]
+                if unit.made is None:
+                    return None
+                self._collating.popleft()
+                span = unit.made.span()
+                assert span is not None
+                span.mark = unit.mark
+                return span
+            return END if ended else None
+
+    def _fill(self) -> bool:
+        """Send what is enough for a batch to be collated; whether there is nothing more."""
+        while True:
+            unit = self._run.next_unit()
+            if unit is None:
+                return False
+            if isinstance(unit, End):
+                if self._raw and not self._run.drops_remainder:
+                    self._collate(len(self._raw))
+                self._raw.clear()
+                return True
+            assert unit.made is not None
+            if unit.made.error is not None:
+                self._collating.append(CollateUnit((), unit.made))
+                return False
+            places = unit.places()
+            self._raw.extend(zip(unit.rest, places, strict=True))
+            while len(self._raw) >= self._size:
+                self._collate(self._size)
+
+    def _collate(self, count: int) -> None:
+        taken = [self._raw.popleft() for _ in range(count)]
+        unit = CollateUnit(tuple(sample for sample, _ in taken), mark=taken[-1][1] + 1)
+        self._collating.append(unit)
+        self._run.crew.submit(self._run, unit, self._run.crew.freest())
+
+
+def _joined(rows: list[tuple[Parcel, int, int]]) -> Parcel:
+    """A batch of rows of several messages, in one copy."""
+    first = rows[0][0]
+    for parcel, _, _ in rows:
+        if parcel.layout.treespec != first.layout.treespec:
+            raise SignatureError("samples of one batch have different structures")
+    arrays = []
+    for k in range(len(first.arrays)):
+        merged = np.stack([parcel.arrays[k][row] for parcel, row, _ in rows])
+        merged.flags.writeable = False
+        arrays.append(merged)
+    leaves = tuple(
+        Leaf(array.dtype, array.shape, leaf.weak, -1, 0) for array, leaf in zip(arrays, first.layout.leaves, strict=True)
+    )
+    return Parcel(Layout(first.layout.treespec, leaves), arrays, 1, False, 0)
+

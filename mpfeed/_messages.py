@@ -1,0 +1,196 @@
+"""What crosses the seam between the feed and a backend: a small closed set of requests, replies and events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpfeed._layout import Array, Layout, Payload
+
+CONTINUE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class MakeShard:
+    """Make the next message of a shard.
+
+    Attributes:
+        number: of the request; replies carry it back.
+        run: the iteration it belongs to.
+        epoch: which pass over the data.
+        shard: index of the shard.
+        position: number of its samples that precede the message, or CONTINUE after the request before.
+        limit: samples at most in a message without ``batch_size``.
+    """
+
+    number: int
+    run: int
+    epoch: int
+    shard: int
+    shards: int
+    position: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class MakeItems:
+    """Make the samples of some items: a batch, or a chunk of samples. ``items`` may be frozen (pickled)."""
+
+    number: int
+    run: int
+    epoch: int
+    indices: tuple[int, ...]
+    items: Any
+    raw: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Collate samples that travelled raw. ``samples`` are frozen one by one."""
+
+    number: int
+    run: int
+    samples: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call the function with these arrays. ``arguments`` is frozen."""
+
+    number: int
+    run: int
+    arguments: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a run: close its iterators. No reply."""
+
+    run: int
+
+
+Request = MakeShard | MakeItems | Collate | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of the user's code on its way.
+
+    Attributes:
+        kind: qualified name of its type.
+        text: its message.
+        traceback: formatted in the worker, the user's frames only.
+        pickled: the exception itself, where it survives a round trip; b"" elsewhere.
+        signature: it is mpfeed's own SignatureError about an element.
+        where: what was being made ("item 5", "element 3 of shard 1", "worker_init").
+    """
+
+    kind: str
+    text: str
+    traceback: str
+    pickled: bytes
+    signature: bool
+    where: str
+    shard: int | None = None
+    index: int | None = None
+    worker: int | None = None
+    pid: int | None = None
+    node: str = ""
+    original: BaseException | None = field(default=None, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # `original` is the exception object itself, for the in-process backend only.
+        return Failure, (
+            self.kind, self.text, self.traceback, self.pickled, self.signature, self.where,
+            self.shard, self.index, self.worker, self.pid, self.node,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A delivered message: arrays in the consumer's hands.
+
+    Attributes:
+        arrays: the leaves; of a stack, with ``count`` rows.
+        count: elements in it.
+        stacked: whether the first axis counts elements.
+        nbytes: bytes of its regions.
+        crowded: its backend lends more memory than it should: hand out a copy.
+    """
+
+    layout: Layout
+    arrays: list[Array]
+    count: int
+    stacked: bool
+    nbytes: int
+    crowded: Any = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a worker made of a request.
+
+    Attributes:
+        number: of the request.
+        payloads: the messages, in order; the backend turns them into Parcels.
+        end: the shard has ended.
+        rest: the samples left over at the end of a shard, or (``raw``) all samples, frozen one by one.
+        skipped: items left out: (own index, what was raised).
+        failure: raised after the samples of ``payloads``.
+        busy_s: seconds spent on it.
+    """
+
+    number: int
+    payloads: tuple[Payload, ...] | tuple[Parcel, ...] = ()
+    end: bool = False
+    rest: tuple[Any, ...] = ()
+    skipped: tuple[tuple[int, str], ...] = ()
+    failure: Failure | None = None
+    busy_s: float = 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Reply, (
+            self.number, self.payloads, self.end, self.rest, self.skipped, self.failure, self.busy_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A worker is ready: its interpreter is up and ``worker_init`` has run."""
+
+    worker: int
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A reply came."""
+
+    worker: int
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A worker could not start: unpickling the source or ``worker_init`` raised. It is gone."""
+
+    worker: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A worker vanished; every reply it sent before has arrived.
+
+    Attributes:
+        exit_code: exit code, or the negated signal number, or None where unknown.
+        text: the backend's own words for it.
+    """
+
+    worker: int
+    text: str
+    pid: int | None = None
+    exit_code: int | None = None
+
+
+Event = Joined | Arrived | Unfit | Died

@@ -1,0 +1,484 @@
+"""A worker's half: requests in, replies out. The same code runs in threads, processes and actors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpfeed import _context, _seed
+from mpfeed._errors import SignatureError
+from mpfeed._layout import Allocator, Payload, Stack, leaves_of, pack
+from mpfeed._messages import CONTINUE, Call, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
+from mpfeed._serialize import failure_of, freeze, loads
+from mpfeed._source import CallSource, GeneratorSource, MapSource, Shard, Source
+from mpfeed._structure import Treespec, flatten, map_leaves
+
+# A message of small samples holds at most this much, and what was ready within this time (DESIGN: chunks).
+CHUNK_BYTES = 1 << 20
+CHUNK_S = 0.010
+_FIRST_ROWS = 16
+_MAX_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The user's code, which travels in one pickle, so that its parts share their globals."""
+
+    source: Source
+    collate: Callable[[list[Any]], Any] | None
+    worker_init: Callable[[], Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a producer must know of the feed's options."""
+
+    workers: int
+    batch_size: int | None
+    seed: int
+    vary_epochs: bool = True
+    # In threads of the calling process the global generators belong to everyone: only `rng` is promised.
+    seeds_globals: bool = True
+
+
+class _OpenShard:
+    """A shard in progress."""
+
+    __slots__ = ("ended", "failure", "iterator", "position", "random_state", "rows")
+
+    def __init__(self, iterator: Iterator[Any] | None) -> None:
+        self.iterator = iterator
+        self.position = 0
+        self.random_state: Any = None
+        self.ended = False
+        self.failure: Failure | None = None
+        self.rows = _FIRST_ROWS
+
+
+class Producer:
+    """Runs the source of one worker.
+
+    Args:
+        work: the user's code.
+        settings: the options that matter here.
+        index: of this worker.
+        allocator: where outgoing bytes lie.
+        remote: whether samples and errors leave this process (they are pickled, and nothing of the caller's
+            is here to be restored).
+    """
+
+    def __init__(self, work: Work, settings: Settings, index: int, allocator: Allocator, *, remote: bool) -> None:
+        self._work = work
+        self._settings = settings
+        self._allocator = allocator
+        self._remote = remote
+        self._worker = _context.Worker(index, settings.workers)
+        self._shards: dict[tuple[int, int], _OpenShard] = {}
+        self._active: _OpenShard | None = None
+        self._random = _seed.LegacyRandom()
+        self._left: AbstractContextManager[Any] | None = None
+
+    # ------------------------------------------------------------------------------------- life
+
+    def open(self) -> None:
+        """Run ``worker_init``; whatever it raises passes through."""
+        if self._work.worker_init is None:
+            return
+        with self._inside():
+            state = self._work.worker_init()
+            if hasattr(state, "__enter__") and hasattr(state, "__exit__"):
+                self._left = state
+                state = state.__enter__()
+        self._worker = _context.Worker(self._worker.index, self._worker.count, state)
+
+    def close(self) -> None:
+        """Close all iterators and leave what ``worker_init`` entered; errors of the user's code pass through."""
+        with self._inside():
+            for shard in self._shards.values():
+                _close(shard.iterator)
+            self._shards.clear()
+            if self._left is not None:
+                left, self._left = self._left, None
+                left.__exit__(None, None, None)
+
+    def drop(self, message: Drop) -> None:
+        """Close the iterators of a run."""
+        with self._inside(), self._borrowed():
+            for key in [key for key in self._shards if key[0] == message.run]:
+                _close(self._shards.pop(key).iterator)
+
+    def handle(self, request: Request) -> Reply:
+        """Answer a request. Exceptions of the user's code are in the reply; only KeyboardInterrupt passes."""
+        start = time.perf_counter()
+        with self._inside(), self._borrowed():
+            match request:
+                case MakeShard():
+                    reply = self._make_shard(request)
+                case MakeItems():
+                    reply = self._make_items(request)
+                case Collate():
+                    reply = self._collate_raw(request)
+                case Call():
+                    reply = self._call(request)
+        reply.busy_s = time.perf_counter() - start
+        return reply
+
+    def _inside(self) -> AbstractContextManager[None]:
+        return _context.inside(self._worker, self._allocator if self._remote else None)
+
+    def _borrowed(self) -> AbstractContextManager[None]:
+        if self._remote or not self._settings.seeds_globals:
+            return nullcontext()
+        return self._random.borrowed()
+
+    def _epoch(self, epoch: int) -> int:
+        return epoch if self._settings.vary_epochs else 0
+
+    # ------------------------------------------------------------------------------ from_generator
+
+    def _make_shard(self, request: MakeShard) -> Reply:
+        shard = self._shards.get((request.run, request.shard))
+        try:
+            if request.position != CONTINUE or shard is None:
+                shard = self._open_shard(request)
+            self._enter(shard, request)
+            if shard.failure is not None:
+                return Reply(request.number, end=True, failure=shard.failure)
+            if shard.ended:
+                return Reply(request.number, end=True)
+            if self._settings.batch_size is None:
+                return self._chunk(request, shard)
+            return self._batch(request, shard)
+        except BaseException as error:
+            self._pass_interrupt(error)
+            # Opening or replaying failed: the shard is over.
+            shard = self._shards.setdefault((request.run, request.shard), _OpenShard(None))
+            shard.failure = self._failed(error, f"shard {request.shard}", shard=request.shard, index=shard.position)
+            return Reply(request.number, end=True, failure=shard.failure)
+        finally:
+            self._leave(shard)
+
+    def _open_shard(self, request: MakeShard) -> _OpenShard:
+        old = self._shards.pop((request.run, request.shard), None)
+        if old is not None:
+            _close(old.iterator)
+        source = self._work.source
+        assert isinstance(source, GeneratorSource)
+        opened = self._shards[request.run, request.shard] = _OpenShard(None)
+        self._enter(opened, request)
+        epoch = self._epoch(request.epoch)
+        opened.iterator = source.iterate(Shard(request.shard, request.shards, epoch, self._settings.seed))
+        for _ in range(max(request.position, 0)):
+            try:
+                next(opened.iterator)
+            except StopIteration:
+                raise RuntimeError(
+                    f"shard {request.shard} ended after {opened.position} samples, but {request.position} of it were "
+                    "delivered before: a source must yield the same again when it is replayed"
+                ) from None
+            opened.position += 1
+        return opened
+
+    def _enter(self, shard: _OpenShard, request: MakeShard) -> None:
+        """Give the global generators to a shard: seeded when it starts, swapped where a worker holds several."""
+        if not self._settings.seeds_globals or self._active is shard:
+            return
+        if self._active is not None:
+            self._active.random_state = self._random.state()
+        if shard.random_state is None:
+            self._random.seed(self._settings.seed, _seed.SHARD, self._epoch(request.epoch), request.shard)
+        else:
+            self._random.restore(shard.random_state)
+        self._active = shard
+
+    def _leave(self, shard: _OpenShard | None) -> None:
+        if self._remote or not self._settings.seeds_globals or self._active is None:
+            return
+        self._active.random_state = self._random.state()
+        self._active = None
+
+    def _batch(self, request: MakeShard, shard: _OpenShard) -> Reply:
+        assert self._settings.batch_size is not None
+        batch = _Batch(self, self._settings.batch_size)
+        reply = Reply(request.number)
+        while not batch.full:
+            try:
+                batch.add(next(shard.iterator))  # type: ignore[arg-type]
+            except StopIteration:
+                shard.ended = reply.end = True
+                reply.rest = tuple(self._frozen(sample) for sample in batch.samples())
+                return reply
+            except BaseException as error:
+                return self._broken(reply, shard, error, request.shard)
+            shard.position += 1
+        try:
+            reply.payloads = (batch.finish(),)
+        except BaseException as error:
+            self._pass_interrupt(error)
+            reply.failure = self._failed(error, f"a batch of shard {request.shard} (collate)", shard=request.shard)
+        return reply
+
+    def _chunk(self, request: MakeShard, shard: _OpenShard) -> Reply:
+        reply = Reply(request.number)
+        chunk = _Chunk(self._allocator, min(shard.rows, request.limit))
+        deadline = time.perf_counter() + CHUNK_S
+        while True:
+            try:
+                chunk.add(next(shard.iterator))  # type: ignore[arg-type]
+            except StopIteration:
+                shard.ended = reply.end = True
+                break
+            except BaseException as error:
+                self._broken(reply, shard, error, request.shard)
+                break
+            shard.position += 1
+            if chunk.full:
+                shard.rows = min(shard.rows * 2, _MAX_ROWS)
+                break
+            if time.perf_counter() >= deadline:
+                shard.rows = max(chunk.count, 1)
+                break
+        reply.payloads = chunk.finish()
+        return reply
+
+    def _broken(self, reply: Reply, shard: _OpenShard, error: BaseException, index: int) -> Reply:
+        """The shard's source raised: it is over."""
+        self._pass_interrupt(error)
+        where = f"element {shard.position} of shard {index}"
+        shard.failure = self._failed(error, where, shard=index, index=shard.position)
+        reply.failure, reply.end = shard.failure, True
+        _close(shard.iterator)
+        return reply
+
+    # ------------------------------------------------------------------------------------ from_map
+
+    def _make_items(self, request: MakeItems) -> Reply:
+        reply = Reply(request.number)
+        many: _Batch | _Chunk
+        if self._settings.batch_size is None:
+            many = _Chunk(self._allocator, len(request.indices))
+        else:
+            many = _Batch(self, len(request.indices), keep=request.raw)
+        try:
+            items = loads(request.items) if self._remote else request.items
+        except BaseException as error:
+            self._pass_interrupt(error)
+            reply.failure = self._failed(error, f"item {request.indices[0]} (reading it)", index=request.indices[0])
+            return reply
+        skipped: list[tuple[int, str]] = []
+        for index, item in zip(request.indices, items, strict=True):
+            try:
+                many.add(self._sample(item, request.epoch, index))
+            except BaseException as error:
+                self._pass_interrupt(error)
+                if self._skips(error):
+                    skipped.append((index, f"{type(error).__name__}: {error}"))
+                    continue
+                reply.failure = self._failed(error, f"item {index}", index=index)
+                break
+        reply.skipped = tuple(skipped)
+        return self._finish_items(request, reply, many)
+
+    def _finish_items(self, request: MakeItems, reply: Reply, many: _Batch | _Chunk) -> Reply:
+        if isinstance(many, _Chunk):
+            reply.payloads = many.finish()
+        elif reply.failure is None and request.raw:
+            reply.rest = tuple(self._frozen(sample) for sample in many.samples())
+        elif reply.failure is None and many.count:
+            try:
+                reply.payloads = (many.finish(),)
+            except BaseException as error:
+                self._pass_interrupt(error)
+                reply.failure = self._failed(error, f"the batch of items {_listed(request.indices)} (collate)")
+        return reply
+
+    def _sample(self, item: Any, epoch: int, index: int) -> Any:
+        source = self._work.source
+        assert isinstance(source, MapSource)
+        epoch = self._epoch(epoch)
+        if self._settings.seeds_globals:
+            self._random.seed(self._settings.seed, _seed.ITEM, epoch, index)
+        return source.sample(item, self._settings.seed, epoch, index)
+
+    def _skips(self, error: BaseException) -> bool:
+        source = self._work.source
+        skip = isinstance(source, MapSource) and source.skip_errors
+        return skip and isinstance(error, Exception) and not isinstance(error, SignatureError)
+
+    # ------------------------------------------------------------------- raw samples, and single calls
+
+    def _collate_raw(self, request: Collate) -> Reply:
+        reply = Reply(request.number)
+        try:
+            batch = _Batch(self, len(request.samples))
+            for sample in request.samples:
+                batch.add(loads(sample) if self._remote else sample)
+            reply.payloads = (batch.finish(),)
+        except BaseException as error:
+            self._pass_interrupt(error)
+            reply.failure = self._failed(error, "a batch of left-over samples (collate)")
+        return reply
+
+    def _call(self, request: Call) -> Reply:
+        source = self._work.source
+        assert isinstance(source, CallSource)
+        reply = Reply(request.number)
+        try:
+            arguments = loads(request.arguments) if self._remote else request.arguments
+            if self._settings.seeds_globals and source.takes_rng:
+                key = int(arguments[-1]) & 0xFFFFFFFFFFFFFFFF
+                self._random.seed(self._settings.seed, _seed.CALL, key)
+            result = source.call(arguments, self._settings.seed)
+            reply.payloads = (self.packed(result),)
+        except BaseException as error:
+            self._pass_interrupt(error)
+            reply.failure = self._failed(error, "the result of a call")
+        return reply
+
+    def seed_cv2(self) -> None:
+        """OpenCV was imported just now: seed it as it would have been."""
+        self._random.seed_cv2()
+
+    def packed(self, element: Any) -> Payload:
+        """One element as a message of its own."""
+        values, treespec = flatten(element)
+        arrays, weak = leaves_of(values, treespec)
+        return pack(arrays, weak, treespec, self._allocator)
+
+    def collate(self, samples: list[Any]) -> Any:
+        """The user's collate."""
+        assert self._work.collate is not None
+        return self._work.collate(samples)
+
+    @property
+    def collates(self) -> bool:
+        """Whether the user gave a collate."""
+        return self._work.collate is not None
+
+    @property
+    def allocator(self) -> Allocator:
+        """Where outgoing bytes lie."""
+        return self._allocator
+
+    # ---------------------------------------------------------------------------------------- errors
+
+    def _failed(self, error: BaseException, where: str, *, shard: int | None = None, index: int | None = None) -> Failure:
+        return failure_of(error, where, remote=self._remote, shard=shard, index=index)
+
+    def _pass_interrupt(self, error: BaseException) -> None:
+        """In the calling process Ctrl-C is the caller's; in a worker it is just another exception."""
+        if not self._remote and isinstance(error, KeyboardInterrupt):
+            raise error
+
+    def _frozen(self, sample: Any) -> Any:
+        return freeze(sample) if self._remote else sample
+
+
+class _Batch:
+    """Samples on their way to one batch: stacked at once, or kept for the user's collate."""
+
+    def __init__(self, producer: Producer, rows: int, *, keep: bool = False) -> None:
+        self._producer = producer
+        self._rows = rows
+        self._kept: list[Any] = []
+        self._stack = None if keep or producer.collates else Stack(producer.allocator, rows)
+
+    @property
+    def count(self) -> int:
+        return len(self._kept) if self._stack is None else self._stack.count
+
+    @property
+    def full(self) -> bool:
+        return self.count == self._rows
+
+    def add(self, sample: Any) -> None:
+        """Take a sample, by value: its source may refill its arrays."""
+        if self._stack is None:
+            self._kept.append(map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, sample))
+        else:
+            self._stack.add(*_taken(sample))
+
+    def samples(self) -> list[Any]:
+        """The samples so far."""
+        return self._kept if self._stack is None else self._stack.samples()
+
+    def finish(self) -> Payload:
+        """The batch; what collate raises passes through."""
+        if self._stack is None:
+            return self._producer.packed(self._producer.collate(self._kept))
+        return _as_element(self._stack.finish())
+
+
+def _as_element(payload: Payload) -> Payload:
+    """A stack seen as one element: the first axis is the batch's."""
+    leaves = tuple(
+        type(leaf)(leaf.dtype, (payload.count, *leaf.shape[1:]), leaf.weak, leaf.region, leaf.offset)
+        for leaf in payload.layout.leaves
+    )
+    payload.layout = type(payload.layout)(payload.layout.treespec, leaves)
+    payload.count, payload.stacked = 1, False
+    return payload
+
+
+class _Chunk:
+    """Small samples travelling together; one that is large, or unlike the one before, begins a new message."""
+
+    def __init__(self, allocator: Allocator, rows: int) -> None:
+        self._allocator = allocator
+        self._rows = rows
+        self._stack: Stack | None = None
+        self._done: list[Payload] = []
+        self._bytes = 0
+        self.count = 0
+
+    @property
+    def full(self) -> bool:
+        return self.count >= self._rows or self._bytes >= CHUNK_BYTES
+
+    def add(self, sample: Any) -> None:
+        """Take a sample, by value."""
+        arrays, weak, treespec = _taken(sample)
+        nbytes = sum(array.nbytes for array in arrays)
+        if nbytes >= CHUNK_BYTES // 4 or self._rows == 1:
+            self._flush()
+            self._done.append(pack(arrays, weak, treespec, self._allocator))
+        else:
+            if self._stack is None or not self._stack.accepts(arrays, weak, treespec):
+                self._flush()
+                room = max(1, (CHUNK_BYTES - self._bytes) // max(nbytes, 1))
+                self._stack = Stack(self._allocator, min(self._rows - self.count, room))
+            self._stack.add(arrays, weak, treespec)
+        self.count += 1
+        self._bytes += nbytes
+
+    def _flush(self) -> None:
+        if self._stack is not None:
+            self._done.append(self._stack.finish())
+            self._stack = None
+
+    def finish(self) -> tuple[Payload, ...]:
+        """The messages so far."""
+        self._flush()
+        return tuple(self._done)
+
+
+def _taken(sample: Any) -> tuple[list[Any], tuple[bool, ...], Treespec]:
+    values, treespec = flatten(sample)
+    arrays, weak = leaves_of(values, treespec)
+    return arrays, weak, treespec
+
+
+def _close(iterator: Any) -> None:
+    close = getattr(iterator, "close", None)
+    if callable(close):
+        close()
+
+
+def _listed(indices: tuple[int, ...]) -> str:
+    head = ", ".join(map(str, indices[:4]))
+    return head if len(indices) <= 4 else f"{head}, ... ({len(indices)} items)"

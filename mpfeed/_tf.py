@@ -1,0 +1,166 @@
+"""The tf.data adapter: ``Feed.dataset()``. TensorFlow is imported here and nowhere else in the package."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpfeed import _interrupts
+from mpfeed._errors import FeedClosed, SignatureError
+from mpfeed._spec import LeafSpec, Signature
+from mpfeed._structure import flatten, paths, with_tuples
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise ImportError("this needs TensorFlow, which is not installed: pip install 'mpfeed[tf]'") from error
+
+if TYPE_CHECKING:
+    from mpfeed._feed import Feed
+
+# Below this an element costs TensorFlow more to be handed over alone (0.1 to 0.2 ms) than to be cut out of a chunk in
+# C++, which copies it.
+CHUNKED_BYTES = 64 << 10
+
+
+def dataset(feed: Feed, *, output_signature: Any, prefetch: int | None, chunk: int | None) -> tf.data.Dataset:
+    """See ``Feed.dataset``."""
+    if chunk is not None and chunk != 1:
+        raise ValueError(f"chunk={chunk!r}: give 1 to hand elements over one by one, or None")
+    _interrupts.install()
+    if output_signature is not None:
+        specs, signature = declared(output_signature)
+        feed.declare(signature)
+    else:
+        signature = feed.signature()
+        specs = tensor_specs(signature)
+    chunked = chunk is None and not feed.batched and _is_small(signature)
+    reference = weakref.ref(feed)
+    if chunked:
+        stacked = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs)
+        made = tf.data.Dataset.from_generator(_chunks(reference, signature), output_signature=stacked).unbatch()
+    else:
+        made = tf.data.Dataset.from_generator(_elements(reference), output_signature=specs)
+    made = _with_length(feed, made)
+    if prefetch:
+        made = made.prefetch(prefetch)
+    # Derived datasets and iterators keep this object, TensorFlow's registry of generators does not.
+    made._mpfeed_feed = feed
+    return made
+
+
+def _with_length(feed: Feed, made: tf.data.Dataset) -> tf.data.Dataset:
+    length = feed.certain_length()
+    if length is None or feed.resumes_midway:
+        return made
+    return made.apply(tf.data.experimental.assert_cardinality(length))
+
+
+def _is_small(signature: Signature) -> bool:
+    """Whether every element has the same small size, so that chunks of them are arrays."""
+    total = 0
+    for leaf in signature.leaves:
+        if leaf.shape is None or None in leaf.shape:
+            return False
+        itemsize = 64 if leaf.dtype == object else leaf.dtype.itemsize
+        total += itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+    return total <= CHUNKED_BYTES
+
+
+def _live(reference: weakref.ref[Feed]) -> Feed:
+    feed = reference()
+    if feed is None:
+        raise FeedClosed("the feed of this dataset was collected: keep the dataset or the feed while it is read")
+    return feed
+
+
+def _elements(reference: weakref.ref[Feed]) -> Callable[[], Iterator[Any]]:
+    """A generator function for TensorFlow that holds the feed weakly: it is kept for the life of the process."""
+
+    def elements() -> Iterator[Any]:
+        iterator = iter(_live(reference))
+        try:
+            while True:
+                try:
+                    element = next(iterator)
+                except StopIteration:
+                    return
+                yield _for_tf(element)
+                del element
+        finally:
+            iterator.close()
+
+    return elements
+
+
+def _chunks(reference: weakref.ref[Feed], signature: Signature) -> Callable[[], Iterator[Any]]:
+    def chunks() -> Iterator[Any]:
+        iterator = iter(_live(reference))
+        structure = signature.treespec
+        try:
+            while True:
+                try:
+                    arrays, _ = iterator.next_chunk()
+                except StopIteration:
+                    return
+                yield _for_tf(structure.unflatten(arrays))
+                del arrays
+        finally:
+            iterator.close()
+
+    return chunks
+
+
+def _for_tf(element: Any) -> Any:
+    return with_tuples(element) if not isinstance(element, np.ndarray) else element
+
+
+# --------------------------------------------------------------------------------------------- signatures
+
+
+def tensor_specs(signature: Signature) -> Any:
+    """``tf.TensorSpec`` for each leaf, lists as tuples.
+
+    Raises:
+        SignatureError: a leaf's dtype has no TensorFlow type (datetime64, longdouble).
+    """
+    specs = []
+    for path, leaf in zip(paths(signature.treespec), signature.leaves, strict=True):
+        specs.append(tf.TensorSpec(leaf.shape, tf_dtype(leaf.dtype, path)))
+    return with_tuples(signature.treespec.unflatten(specs))
+
+
+def tf_dtype(dtype: np.dtype[Any], path: str) -> tf.DType:
+    """TensorFlow's type for a dtype; SignatureError names the leaf where there is none."""
+    if dtype.kind in "mM":
+        raise SignatureError(f"leaf {path} is {dtype}, which TensorFlow has no type for: yield .astype('int64')")
+    try:
+        return tf.as_dtype(dtype)
+    except TypeError as error:
+        raise SignatureError(f"leaf {path} is {dtype}, which TensorFlow has no type for: cast it in the source") from error
+
+
+def declared(output_signature: Any) -> tuple[Any, Signature]:
+    """(the signature with tuples for lists, mpfeed's own form of it).
+
+    Raises:
+        TypeError: a leaf is not a dense ``tf.TensorSpec``: ragged and sparse tensors are not supported.
+    """
+    leaves, treespec = flatten(output_signature)
+    specs = []
+    for path, leaf in zip(paths(treespec), leaves, strict=True):
+        if not isinstance(leaf, tf.TensorSpec):
+            name = type(leaf).__name__
+            raise TypeError(
+                f"output_signature: leaf {path} is {name}; mpfeed delivers dense tensors, so each leaf is a "
+                "tf.TensorSpec. For ragged data yield flat values and row lengths and build the tensor in ds.map("
+                "tf.RaggedTensor.from_row_lengths), or pad (mpfeed.collate_padded)"
+            )
+        shape = None if leaf.shape.rank is None else tuple(leaf.shape.as_list())
+        dtype = np.dtype(object) if leaf.dtype == tf.string else np.dtype(leaf.dtype.as_numpy_dtype)
+        specs.append(LeafSpec(shape, dtype))
+    return with_tuples(output_signature), Signature(treespec, specs, declared=True)
+

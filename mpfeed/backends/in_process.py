@@ -1,0 +1,188 @@
+"""The in-process backend: sources run in the calling process, under its GIL."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections import deque
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from mpfeed._messages import Arrived, Drop, Event, Joined, Request, Unfit
+from mpfeed._producer import Producer, Work
+from mpfeed._serialize import failure_of
+from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
+from mpfeed.transport.arena import Heap
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """Run the source in the calling process: the baseline, and the way to debug.
+
+    With one worker (``workers="auto"``) it runs in the thread that asks for a batch. With more it runs in that
+    many threads, which is right for code that releases the GIL (waiting for I/O, large OpenCV operations).
+    """
+
+    @property
+    def name(self) -> str:
+        return "inprocess"
+
+    @property
+    def remote(self) -> bool:
+        return False
+
+    def default_workers(self) -> int:
+        return 1
+
+    def prepare(self, work: Work) -> Work:
+        return work
+
+    def open(self, plan: Plan) -> Engine:
+        return _Inline(plan) if plan.workers == 1 else _Threads(plan)
+
+
+def _producer(plan: Plan, worker: int) -> Producer:
+    settings = replace(plan.settings, seeds_globals=plan.workers == 1)
+    return Producer(plan.work, settings, worker, Heap(adopts=False), remote=False)
+
+
+def _open(producer: Producer, worker: int) -> Event:
+    try:
+        producer.open()
+    except (Exception, SystemExit) as error:
+        return Unfit(worker, failure_of(error, "worker_init", remote=False))
+    return Joined(worker)
+
+
+def _answer(producer: Producer, worker: int, message: Request | Drop) -> list[Event]:
+    if isinstance(message, Drop):
+        producer.drop(message)
+        return []
+    return [Arrived(worker, deliver(producer.handle(message), lambda region: region))]
+
+
+class _Inline:
+    """One worker, run by whoever waits: each ``wait`` answers at most one request."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._producer: Producer | None = None
+        self._events: deque[Event] = deque()
+        self._messages: deque[Request | Drop] = deque()
+        self._woken = threading.Event()
+
+    def start_worker(self, worker: int) -> None:
+        self._producer = _producer(self._plan, worker)
+        self._events.append(_open(self._producer, worker))
+
+    def send(self, worker: int, message: Request | Drop) -> None:
+        if isinstance(message, Drop):
+            self._messages = deque(m for m in self._messages if m.run != message.run)
+            self._messages.appendleft(message)
+        else:
+            self._messages.append(message)
+
+    def wait(self, timeout_s: float | None) -> list[Event]:
+        while self._messages and not self._events and self._producer is not None:
+            self._events.extend(_answer(self._producer, 0, self._messages.popleft()))
+        if not self._events and not self._messages:
+            self._woken.wait(timeout_s)
+        self._woken.clear()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def retire_worker(self, worker: int) -> None:
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+
+    def freeze(self, value: Any) -> Any:
+        return value
+
+    def stacks(self) -> dict[int, str]:
+        return {0: "runs in the thread that waits"}
+
+    def stop(self) -> None:
+        self._messages.clear()
+        self.retire_worker(0)
+
+
+class _Threads:
+    """Several workers, a thread each."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._requests: dict[int, SimpleQueue[Request | Drop | None]] = {}
+        self._threads: dict[int, threading.Thread] = {}
+        self._dropped: set[int] = set()
+
+    def start_worker(self, worker: int) -> None:
+        requests: SimpleQueue[Request | Drop | None] = SimpleQueue()
+        self._requests[worker] = requests
+        name = f"mpfeed-worker-{worker}"
+        thread = threading.Thread(target=self._run, args=(worker, requests), name=name, daemon=True)
+        self._threads[worker] = thread
+        thread.start()
+
+    def _run(self, worker: int, requests: SimpleQueue[Request | Drop | None]) -> None:
+        producer = _producer(self._plan, worker)
+        joined = _open(producer, worker)
+        self._events.put(joined)
+        if isinstance(joined, Unfit):
+            return
+        while (message := requests.get()) is not None:
+            if isinstance(message, Drop) or message.run not in self._dropped:
+                for event in _answer(producer, worker, message):
+                    self._events.put(event)
+        producer.close()
+
+    def send(self, worker: int, message: Request | Drop) -> None:
+        if isinstance(message, Drop):
+            self._dropped.add(message.run)  # seen at once, so that the requests before it are passed over
+        self._requests[worker].put(message)
+
+    def wait(self, timeout_s: float | None) -> list[Event]:
+        events: list[Event | None] = []
+        try:
+            events.append(self._events.get(timeout=timeout_s))
+            while True:
+                events.append(self._events.get_nowait())
+        except Empty:
+            pass
+        return [event for event in events if event is not None]
+
+    def wake(self) -> None:
+        self._events.put(None)
+
+    def retire_worker(self, worker: int) -> None:
+        self._requests.pop(worker).put(None)
+        self._threads.pop(worker).join(GRACE_S)
+
+    def freeze(self, value: Any) -> Any:
+        return value
+
+    def stacks(self) -> dict[int, str]:
+        frames = sys._current_frames()
+        return {
+            worker: "".join(traceback.format_stack(frames[thread.ident]))
+            for worker, thread in self._threads.items()
+            if thread.ident in frames
+        }
+
+    def stop(self) -> None:
+        threads = list(self._threads.values())
+        for requests in self._requests.values():
+            requests.put(None)
+        self._requests.clear()
+        self._threads.clear()
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(GRACE_S)
+

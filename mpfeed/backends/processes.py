@@ -1,0 +1,338 @@
+"""The process backend: worker processes that hand batches over in shared memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mpfeed._cpus import usable_cpus
+from mpfeed._errors import MpfeedError
+from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Parcel, Reply, Request, Unfit
+from mpfeed._producer import Work
+from mpfeed._serialize import dump_source, freeze, loads, main_arguments
+from mpfeed.backends import spawn
+from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
+from mpfeed.backends.worker import NeedRoom, Room, Start, resolve_layout, stack_signal
+from mpfeed.transport.arena import Reader, create_file
+from mpfeed.transport.channel import DriverChannel
+
+# Batches of one worker that a consumer may hold in place; beyond it gets copies (DESIGN: cache() holds all of them,
+# shuffle(20) 22), so that what it keeps is ordinary memory.
+LEASES_PER_WORKER = 64
+_DUMP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Run the source in worker processes on this machine.
+
+    Args:
+        transport: "shared_memory": arrays travel in place, without a copy in this process. "queue": arrays are
+            pickled through a pipe, as ``multiprocessing.Queue`` does; for comparison, and where shared memory fails.
+        memory_limit: bytes of shared memory that all workers together may use, or None.
+
+    Raises:
+        ValueError: another transport, or a limit below 1.
+    """
+
+    transport: Literal["shared_memory", "queue"] = "shared_memory"
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.transport not in ("shared_memory", "queue"):
+            raise ValueError(f'transport={self.transport!r}: choose "shared_memory" or "queue"')
+        if self.memory_limit is not None:
+            if not isinstance(self.memory_limit, int) or isinstance(self.memory_limit, bool):
+                raise TypeError(f"memory_limit={self.memory_limit!r}: give a number of bytes, or None")
+            if self.memory_limit < 1:
+                raise ValueError(f"memory_limit={self.memory_limit}: give a positive number of bytes, or None")
+
+    @property
+    def name(self) -> str:
+        return "process"
+
+    @property
+    def remote(self) -> bool:
+        return True
+
+    def default_workers(self) -> int:
+        return usable_cpus()
+
+    def prepare(self, work: Work) -> bytes:
+        return dump_source({"source": work.source, "collate": work.collate, "worker_init": work.worker_init})
+
+    def open(self, plan: Plan) -> Engine:
+        if sys.platform == "win32":
+            raise MpfeedError('backend="process" is not supported on Windows: use backend="inprocess" or "ray", or WSL')
+        return _Engine(plan, self)
+
+
+class _Member:
+    """One worker process and its two channels: requests and replies, and shared memory."""
+
+    def __init__(self, worker: int, plan: Plan, backend: Process) -> None:
+        self.worker = worker
+        self.reader: Reader | None = None
+        self.layouts: list[Any] = []
+        self.heard = False  # its end was explained: Unfit was reported
+        arena, length = create_file() if backend.transport == "shared_memory" else (-1, 0)
+        self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
+        mine, theirs = spawn.socket_pair()
+        try:
+            arguments = {"channel": theirs.fileno(), "arena": arena, "length": length, "stacks": self.stacks_fd}
+            fds = tuple(fd for fd in (theirs.fileno(), arena, self.stacks_fd) if fd >= 0)
+            self.child = spawn.Child(arguments, fds, spawn.worker_environment(plan.threads_per_worker))
+            if arena >= 0:
+                self.reader = Reader(arena, length)
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+            for fd in (arena, self.stacks_fd):
+                if fd >= 0:
+                    os.close(fd)
+        self.channel = DriverChannel(mine)
+        limit = backend.memory_limit and max(1, backend.memory_limit // plan.workers)
+        self.limit = limit
+        start = Start(plan.work, plan.settings, worker, main_arguments(), plan.threads_per_worker, limit)
+        self.channel.send(pickle.dumps(start, pickle.HIGHEST_PROTOCOL))
+
+    def crowded(self, parcel: Parcel) -> bool:
+        """Whether the consumer holds so much of this worker's memory that it should get a copy."""
+        if self.reader is None:
+            return False
+        if self.limit is not None and self.reader.lent_bytes + parcel.nbytes > self.limit:
+            return True
+        return self.reader.lent > LEASES_PER_WORKER
+
+    def resolve(self, name: Any) -> Any:
+        """The bytes of a region."""
+        return name if self.reader is None else self.reader.lend(name)
+
+    def state(self) -> str:
+        """The kernel's word for what the process does, for one whose Python cannot answer."""
+        try:
+            with open(f"/proc/{self.child.pid}/stat") as stat:
+                letter = stat.read().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+        names = {"T": "stopped by a signal", "R": "running", "S": "sleeping", "D": "waiting for a device", "Z": "dead"}
+        return names.get(letter, letter)
+
+    def read_dump(self) -> str:
+        """What it has written to its stack dump so far."""
+        try:
+            with open(f"/proc/{self.child.pid}/fd/{self.stacks_fd}", "rb") as dump:
+                return dump.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+
+class _Engine:
+    def __init__(self, plan: Plan, backend: Process) -> None:
+        self._plan = plan
+        self._backend = backend
+        self._members: dict[int, _Member] = {}
+        self._by_fd: dict[int, _Member] = {}
+        self._poll = select.poll()
+        self._woken_read, self._woken_write = _wake_pipe()
+        self._poll.register(self._woken_read, select.POLLIN)
+        self._events: deque[Event] = deque()
+        self._roomy: deque[_Member] = deque()
+
+    # ------------------------------------------------------------------------------------ workers
+
+    def start_worker(self, worker: int) -> None:
+        member = _Member(worker, self._plan, self._backend)
+        self._members[worker] = member
+        for fd in (member.channel.fileno(), member.child.sentinel):
+            if fd >= 0:
+                self._by_fd[fd] = member
+                self._poll.register(fd, select.POLLIN)
+
+    def send(self, worker: int, message: Request | Drop) -> None:
+        if (member := self._members.get(worker)) is not None:
+            self._send(member, message)
+
+    def _send(self, member: _Member, message: Request | Drop | Room) -> None:
+        member.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        self._watch_writes(member)
+
+    def _watch_writes(self, member: _Member) -> None:
+        wanted = select.POLLIN | (select.POLLOUT if member.channel.unsent else 0)
+        self._poll.modify(member.channel.fileno(), wanted)
+
+    def retire_worker(self, worker: int) -> None:
+        member = self._forget(worker)
+        member.channel.close()
+        spawn.end_all([member.child], GRACE_S)
+
+    def _forget(self, worker: int) -> _Member:
+        member = self._members.pop(worker)
+        for fd in (member.channel.fileno(), member.child.sentinel):
+            if fd >= 0:
+                del self._by_fd[fd]
+                self._poll.unregister(fd)
+        return member
+
+    def freeze(self, value: Any) -> bytes:
+        return freeze(value)
+
+    # ------------------------------------------------------------------------------------- events
+
+    def wait(self, timeout_s: float | None) -> list[Event]:
+        ready = self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+        touched: dict[int, tuple[_Member, bool]] = {}
+        for fd, _ in ready:
+            if fd == self._woken_read:
+                self._woken()
+            elif (member := self._by_fd.get(fd)) is not None:
+                _, ended = touched.get(member.worker, (member, False))
+                touched[member.worker] = member, ended or fd == member.child.sentinel
+        for member, ended in touched.values():
+            self._hear(member, ended)
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def wake(self) -> None:
+        try:
+            os.write(self._woken_write, b"\1" * 8)
+        except OSError:
+            pass  # stopped in the meantime, or already full of wakes
+
+    def _woken(self) -> None:
+        _drain(self._woken_read)
+        while self._roomy:
+            member = self._roomy.popleft()
+            if self._members.get(member.worker) is member:
+                self._send(member, Room())
+
+    def _hear(self, member: _Member, ended: bool) -> None:
+        """Everything a worker has to say: first its replies to the last, then its end."""
+        member.channel.flush()
+        for frame in member.channel.receive():
+            self._take(member, loads(frame))
+        while ended and not member.channel.ended:  # what it had sent before it ended lies in the socket
+            frames = member.channel.receive()
+            for frame in frames:
+                self._take(member, loads(frame))
+            if not frames:
+                break
+        if ended or member.channel.ended:
+            self._bury(member)
+        else:
+            self._watch_writes(member)
+
+    def _take(self, member: _Member, message: Any) -> None:
+        match message:
+            case Reply():
+                for payload in message.payloads:
+                    resolve_layout(payload, member.layouts)
+                self._events.append(Arrived(member.worker, deliver(message, member.resolve, member.crowded)))
+            case Joined():
+                self._events.append(message)
+            case Failure():
+                member.heard = True
+                self._events.append(Unfit(member.worker, message))
+            case NeedRoom():
+                self._make_room(member)
+
+    def _make_room(self, member: _Member) -> None:
+        """Tell a worker that waits for room as soon as a slot comes back."""
+        reader = member.reader
+        assert reader is not None
+        lent = reader.lent
+
+        def returned() -> None:
+            reader.returned = None
+            self._roomy.append(member)
+            self.wake()
+
+        reader.returned = returned
+        if reader.lent < lent or not reader.lent:
+            returned()
+
+    def _bury(self, member: _Member) -> None:
+        self._forget(member.worker)
+        member.channel.close()
+        code = member.child.reap(GRACE_S)
+        spawn.end_all([member.child], 0)
+        if not member.heard:
+            self._events.append(Died(member.worker, _words(code), member.child.pid, code))
+
+    # --------------------------------------------------------------------------------------- end
+
+    def stacks(self) -> dict[int, str]:
+        members = list(self._members.values())
+        before = {}
+        for member in members:
+            before[member.worker] = len(member.read_dump())
+            try:
+                os.kill(member.child.pid, stack_signal())
+            except ProcessLookupError:
+                pass
+        return {m.worker: self._stack(m, before[m.worker]) for m in members}
+
+    def _stack(self, member: _Member, start: int) -> str:
+        """Its dump, once it is whole: the signal handler writes it in pieces."""
+        deadline = time.monotonic() + _DUMP_S
+        text, last = "", None
+        while time.monotonic() < deadline and not (text and text == last):
+            last = text
+            time.sleep(0.02)
+            text = member.read_dump()[start:]
+        return text.strip() or f"no Python stack (the process is {member.state()})"
+
+    def stop(self) -> None:
+        members = [self._forget(worker) for worker in list(self._members)]
+        for member in members:  # step 2
+            member.channel.close()
+        spawn.end_all([member.child for member in members], GRACE_S)  # step 3
+        if self._woken_read >= 0:  # step 4
+            read, write = self._woken_read, self._woken_write
+            self._woken_read = self._woken_write = -1
+            self._poll.unregister(read)
+            os.close(read)
+            if write != read:
+                os.close(write)
+
+
+def _wake_pipe() -> tuple[int, int]:
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return fd, fd
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    os.set_blocking(write, False)
+    return read, write
+
+
+def _drain(fd: int) -> None:
+    try:
+        os.read(fd, 8)
+    except BlockingIOError:
+        pass
+
+
+def _words(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "ended, and its exit code is unknown"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name} (signal {-code})"
+
+

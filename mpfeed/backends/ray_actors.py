@@ -1,0 +1,5 @@
+"""(placeholder)"""
+from dataclasses import dataclass
+@dataclass(frozen=True, slots=True)
+class Ray:
+    name = "ray"

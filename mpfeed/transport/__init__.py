@@ -1,0 +1,1 @@
+"""How bytes travel between two processes; knows neither feeds nor workers."""
