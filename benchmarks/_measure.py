@@ -1,0 +1,195 @@
+"""The training loop of a row: takes batches, times the taking alone, and lets the step pass.
+
+The training step is a sleep: the CPU is as idle as while an accelerator works. A batch is dropped after its
+step, as Keras does, so that what the dropping costs is in the wall time and not in the next batch's wait.
+
+Left out: the copy to an accelerator (and the page faults of reading a batch for it), the work of the step's
+own Python, and, in the waits, the batches of the warm-up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks._backends import BACKENDS
+from benchmarks._job import Job, Limits
+from benchmarks._source import leaves
+from benchmarks.references import Stream
+
+_FEWEST = 5
+_REPORT_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one row saw.
+
+    Attributes:
+        waits_ms: of each measured batch, how long the loop waited for it.
+        warm_up: batches before those.
+        first_batch_s: from asking for the stream until its first batch, start of all workers included.
+        wall_s, cpu_s: of the measured batches; the CPU time is this process's, all its threads included.
+        batch_bytes: bytes of a batch.
+        seen: batches whose number was looked at, all phases included.
+        repeated: how many of those had come before.
+    """
+
+    waits_ms: tuple[float, ...]
+    warm_up: int
+    first_batch_s: float
+    wall_s: float
+    cpu_s: float
+    batch_bytes: int
+    seen: int
+    repeated: int
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Outcome:
+        return cls(**{**data, "waits_ms": tuple(data["waits_ms"])})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a row is. ``phase``: start, warm-up, measured, after."""
+
+    phase: str
+    done: int = 0
+    wait_ms: float = 0.0
+
+
+Report = Callable[[Progress], None]
+
+
+class _Consumer:
+    """Takes batches one by one; a stream that ends is iterated again, as the next epoch."""
+
+    def __init__(self, stream: Stream, step_s: float, numbered: bool) -> None:
+        self._stream = stream
+        self._iterator = iter(stream)
+        self._step_s = step_s
+        self._numbered = numbered
+        self._numbers: set[int] = set()
+        self.batch_bytes = 0
+        self.seen = 0
+
+    @property
+    def repeated(self) -> int:
+        return self.seen - len(self._numbers)
+
+    def take(self) -> float:
+        """Seconds waited for the next batch; the step is over and the batch dropped on return."""
+        begun = time.perf_counter()
+        batch = self._next()
+        waited = time.perf_counter() - begun
+        self._look_at(batch)
+        if self._step_s:
+            time.sleep(self._step_s)
+        return waited
+
+    def _next(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = iter(self._stream)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            raise ValueError("the source gave no batch in a whole epoch") from None
+
+    def _look_at(self, batch: Any) -> None:
+        if not self.batch_bytes:
+            self.batch_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves(batch))
+        if self._numbered:
+            self.seen += 1
+            self._numbers.add(int(np.asarray(leaves(batch)[-1]).flat[0]))
+
+
+def measure(job: Job, report: Report) -> Outcome:
+    """Open the job's backend and run the loop through its phases."""
+    backend = BACKENDS[job.backend]
+    workload = job.workload
+    if backend.tensors:
+        _wake_tensorflow()
+    report(Progress("start"))
+    begun = time.perf_counter()
+    with backend.open(workload, backend.workers(workload.workers)) as stream:
+        step_s = workload.step_s if backend.tensors else 0.0
+        consumer = _Consumer(stream, step_s, workload.numbered and backend.numbers)
+        opened_s = time.perf_counter() - begun
+        first_batch_s = opened_s + consumer.take()
+        return _run(consumer, job, first_batch_s, _throttled(report))
+
+
+def _run(consumer: _Consumer, job: Job, first_batch_s: float, report: Report) -> Outcome:
+    limits = job.limits
+    warm_up = 1
+    for wait_s in _for_warm_up(consumer, limits):
+        warm_up += 1
+        report(Progress("warm-up", warm_up, wait_s * 1e3))
+    waits_ms: list[float] = []
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    while not _enough(len(waits_ms), job.workload.batches, time.perf_counter() - wall_s, limits.seconds):
+        waits_ms.append(consumer.take() * 1e3)
+        report(Progress("measured", len(waits_ms), waits_ms[-1]))
+    cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    _go_on(consumer, limits.after_s, report)
+    return Outcome(
+        waits_ms=tuple(waits_ms),
+        warm_up=warm_up,
+        first_batch_s=first_batch_s,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        batch_bytes=consumer.batch_bytes,
+        seen=consumer.seen,
+        repeated=consumer.repeated,
+    )
+
+
+def _for_warm_up(consumer: _Consumer, limits: Limits) -> Iterator[float]:
+    slow = 0
+    for _ in range(1, limits.warm_up):
+        begun = time.perf_counter()
+        yield consumer.take()
+        slow = slow + 1 if time.perf_counter() - begun > limits.slow_s else 0
+        if slow == 3:
+            return
+
+
+def _enough(done: int, batches: int, passed_s: float, seconds: float | None) -> bool:
+    return done >= batches or (seconds is not None and done >= _FEWEST and passed_s >= seconds)
+
+
+def _go_on(consumer: _Consumer, seconds: float, report: Report) -> None:
+    report(Progress("after"))
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < seconds:
+        consumer.take()
+
+
+def _throttled(report: Report) -> Report:
+    """Reports of a phase at most four times a second: they are read by another process on the same cores."""
+    last = Progress(""), 0.0
+
+    def throttled(progress: Progress) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if progress.phase != last[0].phase or now - last[1] > _REPORT_S:
+            last = progress, now
+            report(progress)
+
+    return throttled
+
+
+def _wake_tensorflow() -> None:
+    """Import and first op: paid by every training program, whatever feeds it."""
+    import tensorflow as tf
+
+    next(iter(tf.data.Dataset.range(1)))
