@@ -7,6 +7,7 @@ their batches reach TensorFlow as a ``tf.data.Dataset`` without being copied in 
 from mpfeed._context import Worker, empty, worker
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, SignatureError, WorkerDied, WorkerError
 from mpfeed._feed import Feed, FeedIterator, from_generator, from_map
+from mpfeed._function import NumpyFunction, numpy_function
 from mpfeed._source import Shard
 from mpfeed._stats import FeedStats, WorkerStats
 from mpfeed.backends.in_process import InProcess
@@ -23,6 +24,7 @@ __all__ = [
     "FeedTimeout",
     "InProcess",
     "MpfeedError",
+    "NumpyFunction",
     "Process",
     "Ray",
     "Shard",
@@ -34,5 +36,6 @@ __all__ = [
     "empty",
     "from_generator",
     "from_map",
+    "numpy_function",
     "worker",
 ]

@@ -54,7 +54,9 @@ def worker() -> Worker:
         RuntimeError: the caller is not user code of a feed (source, collate, worker_init).
     """
     if _here.worker is None:
-        raise RuntimeError("mpfeed.worker() was called outside a worker: only sources, collate and worker_init run in one")
+        raise RuntimeError(
+            "mpfeed.worker() was called outside a worker: only sources, collate and worker_init run in one"
+        )
     return _here.worker
 
 

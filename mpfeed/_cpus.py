@@ -7,11 +7,8 @@ import os
 
 
 def usable_cpus() -> int:
-    """CPUs of the affinity mask, limited by the cgroup's quota (v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``); at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
+    """CPUs of the affinity mask, limited by the cgroup's quota (``cpu.max`` or ``cfs_quota_us``); at least 1."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota()
     return max(1, count if quota is None else min(count, math.ceil(quota)))
 

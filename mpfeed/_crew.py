@@ -41,7 +41,7 @@ class Run(Protocol):
         """The request for a unit, as it must read for this worker now."""
 
     def receive(self, unit: Unit, reply: Reply) -> None:
-        """A unit's reply has come."""
+        """A unit's reply has come; the last of them unless ``reply.more``."""
 
     def fail(self, unit: Unit, error: MpfeedError) -> None:
         """A unit has no reply and never will."""
@@ -250,11 +250,10 @@ class Crew:
             return
         engine = self._opened()
         self._driver = threading.get_ident()
-        events: list[Event] = []
         try:
             self.lock.release()
             try:
-                events = engine.wait(timeout_s)
+                engine.wait(timeout_s)
             finally:
                 self.lock.acquire()
         finally:
@@ -263,7 +262,7 @@ class Crew:
                 engine.stop()  # step 2 of the close order fell to this thread
             self.lock.notify_all()
         if not self._closed:
-            for event in events:
+            for event in engine.events():
                 self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -283,7 +282,9 @@ class Crew:
         member.count.messages += 1
         member.count.busy_s += reply.busy_s
         self._deaths.pop(("idle", worker), None)
-        ticket = member.unanswered.pop(reply.number, None)
+        ticket = member.unanswered.get(reply.number)
+        if not reply.more:
+            member.unanswered.pop(reply.number, None)
         if ticket is not None:
             if reply.failure is not None:
                 reply.failure = self._placed(reply.failure, worker, member)
@@ -419,7 +420,7 @@ def _indent(text: str) -> str:
 def _advice(exit_code: int | None, max_restarts: int) -> str:
     if exit_code == -9:
         return (
-            " SIGKILL is what the kernel sends when memory runs out: use fewer workers, a smaller batch_size or buffer, "
+            " SIGKILL is what the kernel sends when memory runs out: use fewer workers, a smaller batch or buffer, "
             "or look for a leak (max_tasks_per_worker= replaces a worker that has one)"
         )
     if exit_code in (-11, -7, -6, -4, -8):

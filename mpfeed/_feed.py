@@ -66,21 +66,21 @@ def from_generator(
     return Feed(GeneratorPlan(source, checked, fixed), checked, checked.drawn_seed())
 
 
-def _fixed_shards(source: Any, shards: int | None, options: Options, workers: int) -> int | None:
+def _fixed_shards(source: Any, shards: Any, options: Options, workers: int) -> int | None:
     if shards is not None and (not isinstance(shards, (int, np.integer)) or isinstance(shards, bool)):
         raise TypeError(f"shards={shards!r}: give a whole number of at least 1, or None")
     if shards is not None and shards < 1:
         raise ValueError(f"shards={shards}: give at least 1")
     if source.takes_shard:
-        return shards
+        return None if shards is None else int(shards)
     own = len(source.functions)
     asked = shards if shards is not None else own
     if asked != own or (not source.each and options.workers != "auto" and workers > 1):
         name = name_of(source.functions[0])
         wanted = f"shards={shards}" if asked != own else f"workers={workers}"
         raise ValueError(
-            f"{wanted}, but {name} takes no shard, so each of them would deliver every element again. Either let it take "
-            "one (def fn(shard): for x in shard.of(samples): ...), or use from_map(function, items), or pass a sequence "
+            f"{wanted}, but {name} takes no shard, so each of them would deliver every element again. Let it take "
+            "one (def fn(shard): for x in shard.of(samples): ...), use from_map(function, items), or pass a sequence "
             "of functions, one per shard; as it is, use workers=1"
         )
     return own
@@ -133,9 +133,7 @@ class Feed:
     Made by ``from_generator`` and ``from_map``.
     """
 
-    def __init__(
-        self, plan: FeedPlan, options: Options, seed: int, *, part: Part | None = None
-    ) -> None:
+    def __init__(self, plan: FeedPlan, options: Options, seed: int, *, part: Part | None = None) -> None:
         self._plan = plan
         self._options = options
         self._seed = seed
@@ -194,7 +192,9 @@ class Feed:
         epoch = self._next_epoch
         limit = self._options.epochs
         if limit is not None and epoch >= limit:
-            raise FeedClosed(f"the feed was built with epochs={limit}, and they are over; raise epochs=, or leave it out")
+            raise FeedClosed(
+                f"the feed was built with epochs={limit}, and they are over; raise epochs=, or leave it out"
+            )
         state = None if self._begin is None else self._begin["at"]
         with crew.lock:
             return self._plan.run(crew, epoch, epoch if self._options.vary_epochs else 0, state)
@@ -212,7 +212,7 @@ class Feed:
         o = self._options
         asked = worker_count(o.workers, self._backend)
         self._plan.settle(asked)
-        workers = self._plan.limit_workers(asked)
+        workers = self._backend.fit(self._plan.limit_workers(asked))
         settings = Settings(workers, o.batch_size, self._seed, o.vary_epochs)
         plan = Plan(self._work, settings, workers, o.buffer, o.threads_per_worker)
         return Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
@@ -273,7 +273,7 @@ class Feed:
             self._primed = run
         run = self._primed
         try:
-            first = run.crew.wait_for(lambda: _pumped(run, run.peek))
+            first: Parcel | End = run.crew.wait_for(lambda: _pumped(run, run.peek))
         except Broken as broken:
             self._unprime()
             raise broken.error from broken.error.__cause__
@@ -381,9 +381,11 @@ class Feed:
         }  # fmt: skip
 
     def _split(self) -> Part:
-        return self._filter or getattr(self._plan, "part", Part())
+        if isinstance(self._plan, MapPlan):
+            return self._filter or self._plan.part
+        return self._filter or Part()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Let the next iterator begin where a state was taken; workers and backend may differ.
 
         ``from_map`` begins there at once; ``from_generator`` runs each shard again and discards what was delivered.
@@ -445,7 +447,8 @@ class Feed:
             ValueError: ``n`` below 1, or another remainder.
             MpfeedError: ``ordered=False``.
         """
-        if not isinstance(n, (int, np.integer)) or isinstance(n, bool):
+        count: Any = n
+        if not isinstance(count, (int, np.integer)) or isinstance(count, bool):
             raise TypeError(f"split({n!r}): give a whole number of at least 1")
         if n < 1:
             raise ValueError(f"split({n}): give at least 1")
@@ -572,10 +575,7 @@ class FeedIterator(Iterator[Any]):
         span = self._span
         assert span is not None
         parcel = span.parcel
-        if parcel.stacked:
-            leaves = [_row(array, self._row) for array in self._arrays]
-        else:
-            leaves = self._arrays
+        leaves = [_row(array, self._row) for array in self._arrays] if parcel.stacked else self._arrays
         self._advance(span, 1)
         self._feed._counters.waited(time.perf_counter() - start)
         return parcel.layout.treespec.unflatten(leaves)

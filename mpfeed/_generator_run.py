@@ -11,8 +11,9 @@ import numpy as np
 
 from mpfeed._crew import Crew
 from mpfeed._errors import MpfeedError
-from mpfeed._layout import Leaf, Layout
+from mpfeed._layout import Layout, Leaf
 from mpfeed._messages import CONTINUE, Collate, MakeShard, Parcel, Reply
+from mpfeed._options import Options
 from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
 
 _NO_LIMIT = 1 << 30
@@ -43,21 +44,18 @@ class GeneratorRun(BaseRun):
     """See ``BaseRun``. Element k comes from shard k mod S, exhausted ones skipped.
 
     Args:
+        options: of the feed.
         shards: how many.
-        batch_size: samples a batch, or None.
-        ordered: whether shards are taken in turn, or whatever is there first.
-        drop_remainder: whether a short last batch is dropped.
         state: where to begin, from ``state()``.
     """
 
     def __init__(
-        self, crew: Crew, epoch: int, buffer: int, *, shards: int, batch_size: int | None, ordered: bool,
-        drop_remainder: bool, state: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(crew, epoch, buffer)
-        self._batch_size = batch_size
-        self._ordered = ordered
-        self._drop_remainder = drop_remainder
+        self, crew: Crew, epoch: int, options: Options, shards: int, state: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(crew, epoch, options.buffer)
+        self._batch_size = options.batch_size
+        self._ordered = options.ordered
+        self._drop_remainder = options.drop_remainder
         self._shards = [_Shard(i, i % crew.workers) for i in range(shards)]
         self._turns = list(self._shards)  # those not exhausted, in order
         self._turn = 0
@@ -86,7 +84,7 @@ class GeneratorRun(BaseRun):
         return {
             "positions": [shard.taken for shard in self._shards],
             "exhausted": [shard.index for shard in self._shards if shard.index not in left],
-            "turn": self._turns[self._turn].index if self._turns else 0,
+            "turn": self._turns[self._turn % len(self._turns)].index if self._turns else 0,
             "tail": self._tail_taken,
         }
 
@@ -157,7 +155,7 @@ class GeneratorRun(BaseRun):
             unit.made.take_reply(reply)
             return
         shard = unit.shard
-        shard.asked -= 1
+        shard.asked -= not reply.more
         shard.careful = False
         made = Made()
         made.take_reply(reply)
@@ -172,7 +170,7 @@ class GeneratorRun(BaseRun):
 
     def _keep(self, shard: _Shard, made: Made) -> None:
         if made.spent:
-            self._held[shard.worker] -= 1
+            self._held[shard.worker] -= not made.more
             return
         shard.queue.append(made)
         if not self._ordered:
@@ -232,7 +230,7 @@ class GeneratorRun(BaseRun):
         span.mark = shard
         if made.spent:
             shard.queue.remove(made)
-            self._held[shard.worker] -= 1
+            self._held[shard.worker] -= not made.more
             if not self._ordered:
                 self._arrived.popleft()
                 del self._units[id(made)]
@@ -275,9 +273,7 @@ class GeneratorRun(BaseRun):
         if self._batch_size is None:
             return []
         rest = [sample for shard in self._shards for sample in shard.rest]
-        units = [
-            CollateUnit(tuple(rest[i : i + self._batch_size])) for i in range(0, len(rest), self._batch_size)
-        ]
+        units = [CollateUnit(tuple(rest[i : i + self._batch_size])) for i in range(0, len(rest), self._batch_size)]
         if units and self._drop_remainder and len(units[-1].samples) < self._batch_size:
             units.pop()
         return units[self._tail_taken :]
@@ -315,7 +311,7 @@ class GeneratorRun(BaseRun):
         assert span is not None
         if head.spent:
             shard.queue.popleft()
-            self._held[shard.worker] -= 1
+            self._held[shard.worker] -= not head.more
         return span
 
 
@@ -358,5 +354,3 @@ def _interleaved(spans: list[Span]) -> Parcel:
     count = spans[0].count * len(spans)
     leaves = tuple(Leaf(f.dtype, (count, *f.shape[1:]), f.weak, -1, 0) for f in first.layout.leaves)
     return Parcel(Layout(first.layout.treespec, leaves), arrays, count, True, 0)
-
-

@@ -97,7 +97,7 @@ def install() -> None:
 
 
 def watch(crew: Any) -> None:
-    """Let Ctrl-C end this crew's waits while the main thread cannot run its handler; ``install`` must have been called."""
+    """Let Ctrl-C end this crew's waits while the main thread cannot run its handler, once ``install`` was called."""
     _wakeup.watch(crew)
 
 

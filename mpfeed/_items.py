@@ -30,11 +30,15 @@ class Items:
         elif not isinstance(items, Iterable):
             raise TypeError(f"items must be a sequence or an iterable, not {type(items).__name__}")
         elif shuffle:
-            raise TypeError(f"shuffle=True needs items with a length and random access; {type(items).__name__} has not: list(items)")
+            raise TypeError(
+                f"shuffle=True needs items with a length and random access; {type(items).__name__} has not: list(items)"
+            )
 
     def epoch(self, seed: int, epoch: int) -> EpochItems:
         """The items in the order of an epoch."""
-        return EpochItems(self._items, self.length, Permutation(self.length or 0, seed, epoch) if self._shuffle else None)
+        return EpochItems(
+            self._items, self.length, Permutation(self.length or 0, seed, epoch) if self._shuffle else None
+        )
 
 
 class EpochItems:
@@ -70,7 +74,7 @@ class EpochItems:
         return True
 
     def __getitem__(self, position: int) -> Any:
-        """The item at a position, read here in the calling process. Of an iterable each can be read until ``forget``."""
+        """The item at a position, read here in the calling process."""
         if self._iterator is None:
             return self._items[self.index(position)]
         return self._window[position]

@@ -92,8 +92,11 @@ class Allocator(Protocol):
     def allocate(self, nbytes: int) -> tuple[Any, Bytes]:
         """(the name of a new region, its bytes, writable and aligned)."""
 
-    def adopt(self, array: Array) -> Any | None:
-        """The name of a region that this array already is, or None where it must be copied into one."""
+    def adopt(self, array: Array, *, goes_on: bool) -> Any | None:
+        """The name of a region that this array already is, or None where it must be copied into one.
+
+        With ``goes_on`` the source may run on, and refill its arrays, before the message has left.
+        """
 
     def empty(self, shape: Any, dtype: Any) -> Array:
         """An array for ``mpfeed.empty``."""
@@ -198,9 +201,16 @@ def leaves_of(values: list[Any], treespec: Treespec) -> tuple[list[Array], tuple
 # ----------------------------------------------------------------------------------------------- packing
 
 
-def pack(arrays: list[Array], weak: tuple[bool, ...], treespec: Treespec, allocator: Allocator) -> Payload:
+def pack(
+    arrays: list[Array],
+    weak: tuple[bool, ...],
+    treespec: Treespec,
+    allocator: Allocator,
+    *,
+    goes_on: bool = False,
+) -> Payload:
     """One element as a message: adopted where its arrays already lie in a region, else copied once."""
-    adopted = [None if _bare(a) else allocator.adopt(a) for a in arrays]
+    adopted = [None if _bare(a) else allocator.adopt(a, goes_on=goes_on) for a in arrays]
     total = 0
     places: list[tuple[int, int]] = []
     names: list[Any] = []
@@ -293,7 +303,9 @@ class Stack:
         """Its rows as separate structures that own their memory, Python numbers as such."""
         if self._treespec is None:
             return []
-        return [self._treespec.unflatten([self._cell(i, k) for k in range(len(self._columns))]) for i in range(self.count)]
+        return [
+            self._treespec.unflatten([self._cell(i, k) for k in range(len(self._columns))]) for i in range(self.count)
+        ]
 
     def _cell(self, row: int, k: int) -> Any:
         column = self._columns[k]
@@ -338,7 +350,7 @@ class Stack:
 
 def castable(array: Array, dtype: np.dtype[Any], weak: bool) -> bool:
     """Whether an array takes a dtype without loss: a safe cast, or Python numbers that fit it."""
-    if (array.dtype == object) != (dtype == object):
+    if is_text(array) is not (dtype == np.dtype(object)):
         return False
     if np.can_cast(array.dtype, dtype, "safe"):
         return True

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from mpfeed._collating import CHUNK_BYTES, CHUNK_S
 from mpfeed._crew import Crew
 from mpfeed._errors import MpfeedError, SignatureError
 from mpfeed._items import EpochItems
 from mpfeed._layout import Layout, Leaf
 from mpfeed._messages import Collate, MakeItems, Parcel, Reply
-from mpfeed._producer import CHUNK_BYTES, CHUNK_S
+from mpfeed._options import Options
 from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
 from mpfeed._serialize import error_of, failure_of, loads
 
@@ -32,6 +33,7 @@ class _ItemsUnit:
     raw: bool = False
     rest: tuple[Any, ...] = ()
     skipped: frozenset[int] = frozenset()
+    done: int = 0  # items that have come, or were left out
     given: int = 0
 
     def places(self) -> list[int]:
@@ -39,10 +41,10 @@ class _ItemsUnit:
         return [p for p, i in zip(self.positions, self.indices, strict=True) if i not in self.skipped]
 
     def next_place(self) -> int:
-        """The place after that of the next sample handed out; after the last one, that after the unit."""
+        """The place after that of the sample that is handed out now."""
         self.given += 1
         places = self.places()
-        return places[self.given] if self.given < len(places) else self.positions[-1] + 1
+        return places[self.given - 1] + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,46 +66,58 @@ class Part:
         return len(range(self.index, total, self.count))
 
 
+WHOLE = Part()
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a run makes of an epoch's items.
+
+    Attributes:
+        items: of the epoch.
+        part: which elements it delivers.
+        skips: failing items are left out and the rest is cut anew.
+        start: items consumed before it began.
+    """
+
+    items: EpochItems
+    part: Part
+    skips: bool
+    start: int = 0
+
+
 class MapRun(BaseRun):
     """See ``BaseRun``.
 
     Args:
-        items: of this epoch.
-        batch_size: items a batch, or None.
-        drop_remainder: whether a short last batch is dropped.
-        ordered: whether batches are delivered in order, or as they come.
-        part: of the stream, for ``split``.
-        skips: failing items are left out and the rest is cut anew.
-        collates: the user gave a collate, so that batches can be cut from raw samples only.
-        start: items consumed before this run began.
+        options: of the feed.
+        course: what to make of which items.
     """
 
-    def __init__(
-        self, crew: Crew, epoch: int, buffer: int, items: EpochItems, *, batch_size: int | None,
-        drop_remainder: bool, ordered: bool, part: Part, skips: bool, collates: bool, start: int = 0,
-    ) -> None:  # fmt: skip
-        super().__init__(crew, epoch, buffer)
-        self._items = items
+    def __init__(self, crew: Crew, epoch: int, options: Options, course: Course) -> None:
+        super().__init__(crew, epoch, options.buffer)
+        batch_size, collates, start = options.batch_size, options.collate is not None, course.start
+        self._items = course.items
         self._batch_size = batch_size
-        self._drop_remainder = drop_remainder
-        self._ordered = ordered
-        self._part = part
-        self._recuts = skips and batch_size is not None
+        self._drop_remainder = options.drop_remainder
+        self._ordered = options.ordered
+        self._part = course.part
+        self._recuts = course.skips and batch_size is not None
         self._raw = self._recuts and collates
         self._unit_size = batch_size or 1  # items an element is made of
         self._next = self._first_element(start)  # the next element of this part to ask for
-        self._start = start if self._recuts or skips else None
+        self._start = start if course.skips else None
         self._consumed = start
         self._pending: deque[_ItemsUnit] = deque()
         self._arrived: deque[Made] = deque()
         self._waiting = 0  # unordered: units without a reply
         self._chunk = 1
         self._asked_all = False
-        self._broken_at: Made | None = None
         self._cutter = _Cutter(self, batch_size or 1) if self._recuts else None
 
     def _first_element(self, start: int) -> int:
-        return -(-start // self._unit_size) if self._part.count == 1 else -(-start // self._unit_size) // self._part.count
+        elements = -(-start // self._unit_size)
+        return elements // self._part.count
 
     # ------------------------------------------------------------------------------------------- asking
 
@@ -157,7 +171,7 @@ class MapRun(BaseRun):
             self._waiting += 1
         if unit.made is not None:  # reading an item failed, here
             if not self._ordered:
-                self._came(unit)
+                self._came(unit, unit.made)
             return
         self.crew.submit(self, unit, worker)
 
@@ -199,40 +213,46 @@ class MapRun(BaseRun):
         return MakeItems(number, self.number, self.epoch, unit.indices, unit.items, unit.raw)
 
     def receive(self, unit: Any, reply: Reply) -> None:
-        made = Made()
+        if isinstance(unit, CollateUnit):
+            unit.made = Made()
+            unit.made.take_reply(reply)
+            return
+        made = unit.made if self._ordered and unit.made is not None else Made()
         made.take_reply(reply)
         unit.made = made
-        if isinstance(unit, CollateUnit):
-            return
-        unit.items = None
+        unit.done += sum(parcel.count for parcel in reply.payloads) + len(reply.skipped)
         unit.rest = reply.rest
-        unit.skipped = frozenset(index for index, _ in reply.skipped)
+        unit.skipped |= {index for index, _ in reply.skipped}
         self.skipped += reply.skipped
-        if self._batch_size is None and made.parcels:
-            self._adapt_chunk(made, reply.busy_s)
+        if not reply.more:
+            unit.items = None
+            if self._batch_size is None:
+                self._adapt_chunk(unit, reply)
         if not self._ordered:
-            self._came(unit)
+            self._came(unit, made)
 
-    def _came(self, unit: _ItemsUnit) -> None:
-        self._waiting -= 1
-        assert unit.made is not None
+    def _came(self, unit: _ItemsUnit, made: Made) -> None:
+        self._waiting -= not made.more
         if self._cutter is not None:
             self._pending.append(unit)
-        elif not unit.made.spent:
-            self._arrived.append(unit.made)
+        elif not made.spent:
+            self._arrived.append(made)
 
-    def _adapt_chunk(self, made: Made, busy_s: float) -> None:
-        """As many samples a message as are ready within CHUNK_S and fit CHUNK_BYTES; at most twice as many as before."""
-        count = sum(parcel.count for parcel in made.parcels)
-        nbytes = sum(array.nbytes for parcel in made.parcels for array in parcel.arrays)
-        by_time = CHUNK_S / max(busy_s / count, 1e-9)
-        by_size = CHUNK_BYTES / max(nbytes / count, 1.0)
+    def _adapt_chunk(self, unit: _ItemsUnit, reply: Reply) -> None:
+        """As many samples a message as are ready within CHUNK_S and fit CHUNK_BYTES, growing twofold."""
+        by_time = CHUNK_S / max(reply.busy_s / len(unit.positions), 1e-9)
+        parcels: Any = reply.payloads
+        rows = sum(parcel.count for parcel in parcels)
+        nbytes = sum(array.nbytes for parcel in parcels for array in parcel.arrays)
+        by_size = CHUNK_BYTES / max(nbytes / max(rows, 1), 1.0)
         self._chunk = int(max(1, min(by_time, by_size, 2 * self._chunk, _MAX_CHUNK)))
 
     def fail(self, unit: Any, error: MpfeedError) -> None:
-        unit.made = Made(error=error)
+        if isinstance(unit, CollateUnit) or unit.made is None or not self._ordered:
+            unit.made = Made()
+        unit.made.error, unit.made.more = error, False
         if not isinstance(unit, CollateUnit) and not self._ordered:
-            self._came(unit)
+            self._came(unit, unit.made)
 
     def position(self, unit: Any) -> Hashable:
         return ("tail", id(unit)) if isinstance(unit, CollateUnit) else unit.positions[0]
@@ -249,17 +269,23 @@ class MapRun(BaseRun):
         return self._singles(unit)
 
     def _singles(self, unit: _ItemsUnit) -> list[_ItemsUnit]:
-        """One unit an item, so that those before a deadly one arrive and it is named."""
-        singles = []
-        for position, index, value in zip(unit.positions, unit.indices, loads(unit.items), strict=True):
-            singles.append(_ItemsUnit((position,), (index,), self.crew.freeze((value,)), raw=unit.raw))
-        if self._ordered:
-            at = self._pending.index(unit)
-            del self._pending[at]
-            for i, single in enumerate(singles):
-                self._pending.insert(at + i, single)
-        else:
+        """One unit for each item that has not come, so that those before a deadly one arrive and it is named."""
+        values = loads(unit.items)
+        singles = [
+            _ItemsUnit((unit.positions[i],), (unit.indices[i],), self.crew.freeze((values[i],)), raw=unit.raw)
+            for i in range(unit.done, len(unit.indices))
+        ]
+        if not self._ordered:
             self._waiting += len(singles) - 1
+            return singles
+        at = self._pending.index(unit)
+        for i, single in enumerate(singles):
+            self._pending.insert(at + 1 + i, single)
+        unit.positions, unit.indices = unit.positions[: unit.done], unit.indices[: unit.done]
+        if unit.made is None or (unit.made.spent and unit.made.more):
+            del self._pending[at]
+        else:
+            unit.made.more = False
         return singles
 
     # --------------------------------------------------------------------------------------- delivering
@@ -284,11 +310,10 @@ class MapRun(BaseRun):
         assert span is not None
         if self._start is not None and self._ordered:  # items were left out: the state counts those too
             span.mark = self._pending[0].next_place()
-        if made.spent:
-            if self._ordered:
-                self._pending.popleft()
-            else:
-                self._arrived.popleft()
+        if made.spent and not self._ordered:
+            self._arrived.popleft()
+        elif made.spent and not made.more:
+            self._pending.popleft()
         return span
 
     next_rows = next_span
@@ -304,7 +329,11 @@ class MapRun(BaseRun):
                 return None
             if not made.spent:
                 return made
-            self._consumed += len(self._pending.popleft().positions)  # every item of it was skipped
+            if made.more:
+                return None
+            unit = self._pending.popleft()
+            if self._start is not None and unit.positions:
+                self._consumed = unit.positions[-1] + 1  # the last items of it were skipped
         return END if self._asked_all else None
 
     def next_unit(self) -> _ItemsUnit | End | None:
@@ -444,7 +473,7 @@ def _joined(rows: list[tuple[Parcel, int, int]]) -> Parcel:
         merged.flags.writeable = False
         arrays.append(merged)
     leaves = tuple(
-        Leaf(array.dtype, array.shape, leaf.weak, -1, 0) for array, leaf in zip(arrays, first.layout.leaves, strict=True)
+        Leaf(array.dtype, array.shape, leaf.weak, -1, 0)
+        for array, leaf in zip(arrays, first.layout.leaves, strict=True)
     )
     return Parcel(Layout(first.layout.treespec, leaves), arrays, 1, False, 0)
-

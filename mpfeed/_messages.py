@@ -138,6 +138,7 @@ class Reply:
         skipped: items left out: (own index, what was raised).
         failure: raised after the samples of ``payloads``.
         busy_s: seconds spent on it.
+        more: only what was ready in time; another reply to the same request follows.
     """
 
     number: int
@@ -147,10 +148,11 @@ class Reply:
     skipped: tuple[tuple[int, str], ...] = ()
     failure: Failure | None = None
     busy_s: float = 0.0
+    more: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Reply, (
-            self.number, self.payloads, self.end, self.rest, self.skipped, self.failure, self.busy_s,
+            self.number, self.payloads, self.end, self.rest, self.skipped, self.failure, self.busy_s, self.more,
         )  # fmt: skip
 
 

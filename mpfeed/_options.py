@@ -109,7 +109,9 @@ class Options:
             _seconds(self.timeout)
         for name in ("collate", "drop_remainder"):
             if getattr(self, name) and self.batch_size is None:
-                raise ValueError(f"{name}= needs batch_size=: without it elements are delivered as the source makes them")
+                raise ValueError(
+                    f"{name}= needs batch_size=: without it elements are delivered as the source makes them"
+                )
         backend_of(self.backend)
 
     def drawn_seed(self) -> int:
@@ -118,16 +120,16 @@ class Options:
 
 
 def _integer(name: str, value: Any, least: int, instead: str = "") -> None:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name}={value!r}: give a whole number of at least {least}{' ' + instead if instead else ''}")
-    if value < least:
+    if int(value) < least:
         raise ValueError(f"{name}={value}: give at least {least}{' ' + instead if instead else ''}")
 
 
 def _seconds(value: Any) -> None:
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"timeout={value!r}: give seconds, or None")
-    if not value > 0:
+    if not float(value) > 0:
         raise ValueError(f"timeout={value}: give more than 0 seconds, or None")
 
 
@@ -140,7 +142,9 @@ def backend_of(value: Any) -> Backend:
     """
     if isinstance(value, str):
         if value not in NAMES:
-            raise ValueError(f"backend={value!r}: choose one of {', '.join(map(repr, sorted(NAMES)))}, or give an instance")
+            raise ValueError(
+                f"backend={value!r}: choose one of {', '.join(map(repr, sorted(NAMES)))}, or give an instance"
+            )
         return NAMES[value]()
     if isinstance(value, type) or not hasattr(value, "prepare"):
         raise TypeError(f"backend={value!r}: give a name or an instance, such as mpfeed.Process()")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from mpfeed._crew import Crew
 from mpfeed._generator_run import GeneratorRun
 from mpfeed._items import Items
-from mpfeed._map_run import MapRun, Part
+from mpfeed._map_run import WHOLE, Course, MapRun, Part
 from mpfeed._options import Options
 from mpfeed._source import GeneratorSource, MapSource, name_of
 
@@ -67,10 +67,7 @@ class GeneratorPlan:
 
     def run(self, crew: Crew, epoch: int, order_epoch: int, state: dict[str, Any] | None) -> GeneratorRun:
         assert self.shards is not None
-        return GeneratorRun(
-            crew, epoch, self.options.buffer, shards=self.shards, batch_size=self.options.batch_size,
-            ordered=self.options.ordered, drop_remainder=self.options.drop_remainder, state=state,
-        )  # fmt: skip
+        return GeneratorRun(crew, epoch, self.options, self.shards, state)
 
     def length(self) -> int | None:
         return None
@@ -88,7 +85,7 @@ class MapPlan:
     items: Items
     shuffle: bool
     seed: int
-    part: Part = Part()
+    part: Part = WHOLE
 
     def limit_workers(self, workers: int) -> int:
         units = self.length()
@@ -109,12 +106,9 @@ class MapPlan:
         pass
 
     def run(self, crew: Crew, epoch: int, order_epoch: int, state: dict[str, Any] | None) -> MapRun:
-        return MapRun(
-            crew, epoch, self.options.buffer, self.items.epoch(self.seed, order_epoch),
-            batch_size=self.options.batch_size, drop_remainder=self.options.drop_remainder,
-            ordered=self.options.ordered, part=self.part, skips=self.source.skip_errors,
-            collates=self.options.collate is not None, start=0 if state is None else state["items"],
-        )  # fmt: skip
+        start = 0 if state is None else state["items"]
+        course = Course(self.items.epoch(self.seed, order_epoch), self.part, self.source.skip_errors, start)
+        return MapRun(crew, epoch, self.options, course)
 
     def length(self) -> int | None:
         if self.items.length is None or self.source.skip_errors:

@@ -8,19 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mpfeed import _context, _seed
+from mpfeed._collating import CHUNK_S, Batch, Chunk, EarlySender, packed
 from mpfeed._errors import SignatureError
-from mpfeed._layout import Allocator, Payload, Stack, leaves_of, pack
+from mpfeed._layout import Allocator
 from mpfeed._messages import CONTINUE, Call, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
 from mpfeed._serialize import failure_of, freeze, loads
 from mpfeed._source import CallSource, GeneratorSource, MapSource, Shard, Source
-from mpfeed._structure import Treespec, flatten, map_leaves
 
-# A message of small samples holds at most this much, and what was ready within this time (DESIGN: chunks).
-CHUNK_BYTES = 1 << 20
-CHUNK_S = 0.010
 _FIRST_ROWS = 16
 _MAX_ROWS = 4096
 
@@ -70,9 +65,14 @@ class Producer:
         allocator: where outgoing bytes lie.
         remote: whether samples and errors leave this process (they are pickled, and nothing of the caller's
             is here to be restored).
+        emit: sends a reply before its request is done, from any thread; None where nobody could take it, and then
+            every sample is a message of its own.
     """
 
-    def __init__(self, work: Work, settings: Settings, index: int, allocator: Allocator, *, remote: bool) -> None:
+    def __init__(  # noqa: PLR0913 (the two last say where it runs; see above)
+        self, work: Work, settings: Settings, index: int, allocator: Allocator, *, remote: bool,
+        emit: Callable[[Reply], None] | None = None,
+    ) -> None:  # fmt: skip
         self._work = work
         self._settings = settings
         self._allocator = allocator
@@ -82,6 +82,7 @@ class Producer:
         self._active: _OpenShard | None = None
         self._random = _seed.LegacyRandom()
         self._left: AbstractContextManager[Any] | None = None
+        self._early = None if emit is None else EarlySender(emit)
 
     # ------------------------------------------------------------------------------------- life
 
@@ -99,6 +100,8 @@ class Producer:
     def close(self) -> None:
         """Close all iterators and leave what ``worker_init`` entered; errors of the user's code pass through."""
         with self._inside():
+            if self._early is not None:
+                self._early.close()
             for shard in self._shards.values():
                 _close(shard.iterator)
             self._shards.clear()
@@ -204,7 +207,7 @@ class Producer:
 
     def _batch(self, request: MakeShard, shard: _OpenShard) -> Reply:
         assert self._settings.batch_size is not None
-        batch = _Batch(self, self._settings.batch_size)
+        batch = Batch(self._allocator, self._work.collate, self._settings.batch_size)
         reply = Reply(request.number)
         while not batch.full:
             try:
@@ -225,7 +228,7 @@ class Producer:
 
     def _chunk(self, request: MakeShard, shard: _OpenShard) -> Reply:
         reply = Reply(request.number)
-        chunk = _Chunk(self._allocator, min(shard.rows, request.limit))
+        chunk = self._new_chunk(request.number, min(shard.rows, request.limit))
         deadline = time.perf_counter() + CHUNK_S
         while True:
             try:
@@ -243,8 +246,11 @@ class Producer:
             if time.perf_counter() >= deadline:
                 shard.rows = max(chunk.count, 1)
                 break
-        reply.payloads = chunk.finish()
+        reply.payloads, _ = chunk.close()
         return reply
+
+    def _new_chunk(self, number: int, rows: int) -> Chunk:
+        return Chunk(self._allocator, rows if self._early is not None else 1, self._early, number)
 
     def _broken(self, reply: Reply, shard: _OpenShard, error: BaseException, index: int) -> Reply:
         """The shard's source raised: it is over."""
@@ -259,39 +265,41 @@ class Producer:
 
     def _make_items(self, request: MakeItems) -> Reply:
         reply = Reply(request.number)
-        many: _Batch | _Chunk
-        if self._settings.batch_size is None:
-            many = _Chunk(self._allocator, len(request.indices))
-        else:
-            many = _Batch(self, len(request.indices), keep=request.raw)
         try:
             items = loads(request.items) if self._remote else request.items
         except BaseException as error:
             self._pass_interrupt(error)
             reply.failure = self._failed(error, f"item {request.indices[0]} (reading it)", index=request.indices[0])
             return reply
-        skipped: list[tuple[int, str]] = []
+        if self._settings.batch_size is None:
+            chunk = self._new_chunk(request.number, len(request.indices))
+            self._run_items(request, reply, items, chunk)
+            reply.payloads, reply.skipped = chunk.close()
+            return reply
+        batch = Batch(self._allocator, self._work.collate, len(request.indices), keep=request.raw)
+        self._run_items(request, reply, items, batch)
+        reply.skipped = tuple(batch.skipped)
+        return self._finish_batch(request, reply, batch)
+
+    def _run_items(self, request: MakeItems, reply: Reply, items: Any, many: Batch | Chunk) -> None:
         for index, item in zip(request.indices, items, strict=True):
             try:
                 many.add(self._sample(item, request.epoch, index))
             except BaseException as error:
                 self._pass_interrupt(error)
-                if self._skips(error):
-                    skipped.append((index, f"{type(error).__name__}: {error}"))
-                    continue
-                reply.failure = self._failed(error, f"item {index}", index=index)
-                break
-        reply.skipped = tuple(skipped)
-        return self._finish_items(request, reply, many)
+                if not self._skips(error):
+                    reply.failure = self._failed(error, f"item {index}", index=index)
+                    return
+                many.skip(index, f"{type(error).__name__}: {error}")
 
-    def _finish_items(self, request: MakeItems, reply: Reply, many: _Batch | _Chunk) -> Reply:
-        if isinstance(many, _Chunk):
-            reply.payloads = many.finish()
-        elif reply.failure is None and request.raw:
-            reply.rest = tuple(self._frozen(sample) for sample in many.samples())
-        elif reply.failure is None and many.count:
+    def _finish_batch(self, request: MakeItems, reply: Reply, batch: Batch) -> Reply:
+        if reply.failure is not None:
+            return reply
+        if request.raw:
+            reply.rest = tuple(self._frozen(sample) for sample in batch.samples())
+        elif batch.count:
             try:
-                reply.payloads = (many.finish(),)
+                reply.payloads = (batch.finish(),)
             except BaseException as error:
                 self._pass_interrupt(error)
                 reply.failure = self._failed(error, f"the batch of items {_listed(request.indices)} (collate)")
@@ -315,7 +323,7 @@ class Producer:
     def _collate_raw(self, request: Collate) -> Reply:
         reply = Reply(request.number)
         try:
-            batch = _Batch(self, len(request.samples))
+            batch = Batch(self._allocator, self._work.collate, len(request.samples))
             for sample in request.samples:
                 batch.add(loads(sample) if self._remote else sample)
             reply.payloads = (batch.finish(),)
@@ -334,7 +342,7 @@ class Producer:
                 key = int(arguments[-1]) & 0xFFFFFFFFFFFFFFFF
                 self._random.seed(self._settings.seed, _seed.CALL, key)
             result = source.call(arguments, self._settings.seed)
-            reply.payloads = (self.packed(result),)
+            reply.payloads = (packed(result, self._allocator),)
         except BaseException as error:
             self._pass_interrupt(error)
             reply.failure = self._failed(error, "the result of a call")
@@ -344,30 +352,11 @@ class Producer:
         """OpenCV was imported just now: seed it as it would have been."""
         self._random.seed_cv2()
 
-    def packed(self, element: Any) -> Payload:
-        """One element as a message of its own."""
-        values, treespec = flatten(element)
-        arrays, weak = leaves_of(values, treespec)
-        return pack(arrays, weak, treespec, self._allocator)
-
-    def collate(self, samples: list[Any]) -> Any:
-        """The user's collate."""
-        assert self._work.collate is not None
-        return self._work.collate(samples)
-
-    @property
-    def collates(self) -> bool:
-        """Whether the user gave a collate."""
-        return self._work.collate is not None
-
-    @property
-    def allocator(self) -> Allocator:
-        """Where outgoing bytes lie."""
-        return self._allocator
-
     # ---------------------------------------------------------------------------------------- errors
 
-    def _failed(self, error: BaseException, where: str, *, shard: int | None = None, index: int | None = None) -> Failure:
+    def _failed(
+        self, error: BaseException, where: str, *, shard: int | None = None, index: int | None = None
+    ) -> Failure:
         return failure_of(error, where, remote=self._remote, shard=shard, index=index)
 
     def _pass_interrupt(self, error: BaseException) -> None:
@@ -377,100 +366,6 @@ class Producer:
 
     def _frozen(self, sample: Any) -> Any:
         return freeze(sample) if self._remote else sample
-
-
-class _Batch:
-    """Samples on their way to one batch: stacked at once, or kept for the user's collate."""
-
-    def __init__(self, producer: Producer, rows: int, *, keep: bool = False) -> None:
-        self._producer = producer
-        self._rows = rows
-        self._kept: list[Any] = []
-        self._stack = None if keep or producer.collates else Stack(producer.allocator, rows)
-
-    @property
-    def count(self) -> int:
-        return len(self._kept) if self._stack is None else self._stack.count
-
-    @property
-    def full(self) -> bool:
-        return self.count == self._rows
-
-    def add(self, sample: Any) -> None:
-        """Take a sample, by value: its source may refill its arrays."""
-        if self._stack is None:
-            self._kept.append(map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, sample))
-        else:
-            self._stack.add(*_taken(sample))
-
-    def samples(self) -> list[Any]:
-        """The samples so far."""
-        return self._kept if self._stack is None else self._stack.samples()
-
-    def finish(self) -> Payload:
-        """The batch; what collate raises passes through."""
-        if self._stack is None:
-            return self._producer.packed(self._producer.collate(self._kept))
-        return _as_element(self._stack.finish())
-
-
-def _as_element(payload: Payload) -> Payload:
-    """A stack seen as one element: the first axis is the batch's."""
-    leaves = tuple(
-        type(leaf)(leaf.dtype, (payload.count, *leaf.shape[1:]), leaf.weak, leaf.region, leaf.offset)
-        for leaf in payload.layout.leaves
-    )
-    payload.layout = type(payload.layout)(payload.layout.treespec, leaves)
-    payload.count, payload.stacked = 1, False
-    return payload
-
-
-class _Chunk:
-    """Small samples travelling together; one that is large, or unlike the one before, begins a new message."""
-
-    def __init__(self, allocator: Allocator, rows: int) -> None:
-        self._allocator = allocator
-        self._rows = rows
-        self._stack: Stack | None = None
-        self._done: list[Payload] = []
-        self._bytes = 0
-        self.count = 0
-
-    @property
-    def full(self) -> bool:
-        return self.count >= self._rows or self._bytes >= CHUNK_BYTES
-
-    def add(self, sample: Any) -> None:
-        """Take a sample, by value."""
-        arrays, weak, treespec = _taken(sample)
-        nbytes = sum(array.nbytes for array in arrays)
-        if nbytes >= CHUNK_BYTES // 4 or self._rows == 1:
-            self._flush()
-            self._done.append(pack(arrays, weak, treespec, self._allocator))
-        else:
-            if self._stack is None or not self._stack.accepts(arrays, weak, treespec):
-                self._flush()
-                room = max(1, (CHUNK_BYTES - self._bytes) // max(nbytes, 1))
-                self._stack = Stack(self._allocator, min(self._rows - self.count, room))
-            self._stack.add(arrays, weak, treespec)
-        self.count += 1
-        self._bytes += nbytes
-
-    def _flush(self) -> None:
-        if self._stack is not None:
-            self._done.append(self._stack.finish())
-            self._stack = None
-
-    def finish(self) -> tuple[Payload, ...]:
-        """The messages so far."""
-        self._flush()
-        return tuple(self._done)
-
-
-def _taken(sample: Any) -> tuple[list[Any], tuple[bool, ...], Treespec]:
-    values, treespec = flatten(sample)
-    arrays, weak = leaves_of(values, treespec)
-    return arrays, weak, treespec
 
 
 def _close(iterator: Any) -> None:

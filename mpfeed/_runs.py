@@ -54,14 +54,17 @@ class Made:
         parcels: its messages that are not fully consumed.
         row: the next row of the first of them.
         error: what comes after them.
+        more: another reply to the same unit follows.
     """
 
     parcels: deque[Parcel] = field(default_factory=deque)
     row: int = 0
     error: MpfeedError | None = None
+    more: bool = False
 
     def take_reply(self, reply: Reply) -> None:
         """Append what came."""
+        self.more = reply.more
         self.parcels.extend(reply.payloads)  # type: ignore[arg-type]
         if reply.failure is not None:
             self.error = error_of(reply.failure)

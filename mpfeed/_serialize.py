@@ -176,7 +176,9 @@ def failure_of(
 
 
 def _qualified(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
 
 
 def _pickled(error: BaseException) -> bytes:

@@ -49,9 +49,9 @@ class Shard:
 
         A sequence is indexed, so that the other shards' samples are never touched; any other iterable is walked.
         """
-        if isinstance(samples, Sequence) or (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
-            if not isinstance(samples, Mapping):
-                return (samples[i] for i in range(self.index, len(samples), self.count))
+        sequence: Any = samples
+        if hasattr(sequence, "__len__") and hasattr(sequence, "__getitem__") and not isinstance(sequence, Mapping):
+            return (sequence[i] for i in range(self.index, len(sequence), self.count))
         return islice(samples, self.index, None, self.count)
 
     def __repr__(self) -> str:
@@ -138,11 +138,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def _required(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    return [
-        p
-        for p in parameters
-        if p.default is p.empty and p.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)
-    ]
+    return [p for p in parameters if p.default is p.empty and p.kind in (*_POSITIONAL, inspect.Parameter.KEYWORD_ONLY)]
 
 
 def takes_shard(function: Any) -> bool:

@@ -114,7 +114,11 @@ class Signature:
         if len(self._known) >= self._KNOWN_LAYOUTS:
             self._known.clear()
         self._known[id(parcel.layout)] = parcel.layout, as_is
-        return parcel.arrays if as_is else [self._cast(a, spec) for a, spec in zip(parcel.arrays, self.leaves, strict=True)]
+        return (
+            parcel.arrays
+            if as_is
+            else [self._cast(a, spec) for a, spec in zip(parcel.arrays, self.leaves, strict=True)]
+        )
 
     def _check(self, parcel: Parcel, number: int) -> bool:
         """Whether no leaf needs a cast."""
@@ -124,7 +128,13 @@ class Signature:
         for i, (leaf, array, spec) in enumerate(zip(parcel.layout.leaves, parcel.arrays, self.leaves, strict=True)):
             shape = element_shape(leaf, parcel)
             if not spec.admits(shape):
-                raise self._problem(i, number, f"shape {shape}", f"shape {spec.shape}", LeafSpec(spec.merged(shape), spec.dtype))
+                raise self._problem(
+                    i,
+                    number,
+                    f"shape {shape}",
+                    f"shape {spec.shape}",
+                    LeafSpec(spec.merged(shape), spec.dtype),
+                )
             if leaf.dtype != spec.dtype:
                 as_is = False
                 if not castable(array, spec.dtype, leaf.weak):

@@ -95,8 +95,7 @@ class Counters:
         """The consumer has just waited so long for an element."""
         self.elements += 1
         self._sum_s += seconds
-        if seconds > self._max_s:
-            self._max_s = seconds
+        self._max_s = max(self._max_s, seconds)
         if self.first_s is None:
             self.first_s = seconds
         if len(self._waits_s) < _KEPT_WAITS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from mpfeed._feed import Feed
+    from mpfeed._function import NumpyFunction
 
 # Below this an element costs TensorFlow more to be handed over alone (0.1 to 0.2 ms) than to be cut out of a chunk in
 # C++, which copies it.
@@ -63,10 +65,12 @@ def _is_small(signature: Signature) -> bool:
     """Whether every element has the same small size, so that chunks of them are arrays."""
     total = 0
     for leaf in signature.leaves:
-        if leaf.shape is None or None in leaf.shape:
+        if leaf.shape is None:
             return False
-        itemsize = 64 if leaf.dtype == object else leaf.dtype.itemsize
-        total += itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+        sizes = [size for size in leaf.shape if size is not None]
+        if len(sizes) < len(leaf.shape):
+            return False
+        total += (64 if leaf.dtype == object else leaf.dtype.itemsize) * math.prod(sizes)
     return total <= CHUNKED_BYTES
 
 
@@ -140,7 +144,9 @@ def tf_dtype(dtype: np.dtype[Any], path: str) -> tf.DType:
     try:
         return tf.as_dtype(dtype)
     except TypeError as error:
-        raise SignatureError(f"leaf {path} is {dtype}, which TensorFlow has no type for: cast it in the source") from error
+        raise SignatureError(
+            f"leaf {path} is {dtype}, which TensorFlow has no type for: cast it in the source"
+        ) from error
 
 
 def declared(output_signature: Any) -> tuple[Any, Signature]:
@@ -164,3 +170,25 @@ def declared(output_signature: Any) -> tuple[Any, Signature]:
         specs.append(LeafSpec(shape, dtype))
     return with_tuples(output_signature), Signature(treespec, specs, declared=True)
 
+
+# ----------------------------------------------------------------------------------------- numpy_function
+
+
+def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
+    """One call of a ``NumpyFunction``, eager or inside a ``tf.function`` or ``Dataset.map``."""
+    leaves = tf.nest.flatten(arguments)
+    reference = weakref.ref(function)
+
+    def run(*tensors: Any) -> list[Any]:
+        live = reference()
+        if live is None:
+            raise FeedClosed("the numpy_function was collected: keep it while the dataset is read")
+        values = tf.nest.pack_sequence_as(arguments, list(tensors))
+        return live.call(tuple(values))
+
+    types = [spec.dtype for spec in tf.nest.flatten(function.specs)]
+    results = tf.numpy_function(run, leaves, types, stateful=True)
+    results = results if isinstance(results, (list, tuple)) else [results]
+    for result, spec in zip(results, tf.nest.flatten(function.specs), strict=True):
+        result.set_shape(spec.shape)
+    return tf.nest.pack_sequence_as(function.specs, results)

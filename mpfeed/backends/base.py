@@ -44,7 +44,7 @@ class Plan:
 
 
 class Engine(Protocol):
-    """A backend at work. All methods but ``wake`` are called by one thread at a time."""
+    """A backend at work. The crew calls it under its lock, one thread at a time; but for ``wait`` and ``wake``."""
 
     def start_worker(self, worker: int) -> None:
         """Begin to start a worker; ``Joined``, ``Unfit`` or ``Died`` tells what became of it. Does not wait."""
@@ -52,8 +52,14 @@ class Engine(Protocol):
     def send(self, worker: int, message: Request | Drop) -> None:
         """Hand a message to a worker, in order. Does not wait; a worker that is gone shows as ``Died``."""
 
-    def wait(self, timeout_s: float | None) -> list[Event]:
-        """Block until something happened, ``wake`` was called or the time is over; then say what, oldest first."""
+    def wait(self, timeout_s: float | None) -> None:
+        """Block until something may have happened, ``wake`` was called or the time is over.
+
+        The crew's lock is not held, so other threads may call every other method meanwhile.
+        """
+
+    def events(self) -> list[Event]:
+        """What has happened, oldest first. Does not wait."""
 
     def wake(self) -> None:
         """End a ``wait``, the present one or the next. Any thread, any time."""
@@ -85,6 +91,12 @@ class Backend(Protocol):
     def default_workers(self) -> int:
         """What ``workers="auto"`` means here."""
 
+    def fit(self, workers: int) -> int:
+        """How many of so many workers can run now, at least 1; a warning where they are fewer.
+
+        MpfeedError, after a while, where there is room for none.
+        """
+
     def prepare(self, work: Work) -> Any:
         """Make the user's code ready to travel. TypeError, naming the part, where it cannot."""
 
@@ -92,9 +104,7 @@ class Backend(Protocol):
         """Make an engine; no worker starts yet. MpfeedError where the platform or a package is missing."""
 
 
-def deliver(
-    reply: Reply, resolve: Callable[[Any], Bytes], crowded: Callable[[Parcel], bool] | None = None
-) -> Reply:
+def deliver(reply: Reply, resolve: Callable[[Any], Bytes], crowded: Callable[[Parcel], bool] | None = None) -> Reply:
     """The reply with its payloads unpacked to read-only arrays that alias the regions ``resolve`` finds."""
     parcels = []
     for payload in reply.payloads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
@@ -35,6 +36,9 @@ class InProcess:
 
     def default_workers(self) -> int:
         return 1
+
+    def fit(self, workers: int) -> int:
+        return workers
 
     def prepare(self, work: Work) -> Work:
         return work
@@ -71,6 +75,7 @@ class _Inline:
         self._producer: Producer | None = None
         self._events: deque[Event] = deque()
         self._messages: deque[Request | Drop] = deque()
+        self._dropped: set[int] = set()
         self._woken = threading.Event()
 
     def start_worker(self, worker: int) -> None:
@@ -79,17 +84,19 @@ class _Inline:
 
     def send(self, worker: int, message: Request | Drop) -> None:
         if isinstance(message, Drop):
-            self._messages = deque(m for m in self._messages if m.run != message.run)
-            self._messages.appendleft(message)
-        else:
-            self._messages.append(message)
+            self._dropped.add(message.run)  # seen at once, so that the requests before it are passed over
+        self._messages.append(message)
 
-    def wait(self, timeout_s: float | None) -> list[Event]:
+    def wait(self, timeout_s: float | None) -> None:
         while self._messages and not self._events and self._producer is not None:
-            self._events.extend(_answer(self._producer, 0, self._messages.popleft()))
-        if not self._events and not self._messages:
+            message = self._messages.popleft()
+            if isinstance(message, Drop) or message.run not in self._dropped:
+                self._events.extend(_answer(self._producer, 0, message))
+        if not self._events:
             self._woken.wait(timeout_s)
         self._woken.clear()
+
+    def events(self) -> list[Event]:
         events = list(self._events)
         self._events.clear()
         return events
@@ -119,6 +126,7 @@ class _Threads:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._heard: list[Event | None] = []
         self._requests: dict[int, SimpleQueue[Request | Drop | None]] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._dropped: set[int] = set()
@@ -148,15 +156,19 @@ class _Threads:
             self._dropped.add(message.run)  # seen at once, so that the requests before it are passed over
         self._requests[worker].put(message)
 
-    def wait(self, timeout_s: float | None) -> list[Event]:
-        events: list[Event | None] = []
+    def wait(self, timeout_s: float | None) -> None:
+        with contextlib.suppress(Empty):
+            self._heard.append(self._events.get(timeout=timeout_s))
+
+    def events(self) -> list[Event]:
         try:
-            events.append(self._events.get(timeout=timeout_s))
             while True:
-                events.append(self._events.get_nowait())
+                self._heard.append(self._events.get_nowait())
         except Empty:
             pass
-        return [event for event in events if event is not None]
+        events = [event for event in self._heard if event is not None]
+        self._heard.clear()
+        return events
 
     def wake(self) -> None:
         self._events.put(None)
@@ -185,4 +197,3 @@ class _Threads:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(GRACE_S)
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
@@ -48,10 +49,11 @@ class Process:
     def __post_init__(self) -> None:
         if self.transport not in ("shared_memory", "queue"):
             raise ValueError(f'transport={self.transport!r}: choose "shared_memory" or "queue"')
-        if self.memory_limit is not None:
-            if not isinstance(self.memory_limit, int) or isinstance(self.memory_limit, bool):
+        limit: Any = self.memory_limit
+        if limit is not None:
+            if not isinstance(limit, int) or isinstance(limit, bool):
                 raise TypeError(f"memory_limit={self.memory_limit!r}: give a number of bytes, or None")
-            if self.memory_limit < 1:
+            if limit < 1:
                 raise ValueError(f"memory_limit={self.memory_limit}: give a positive number of bytes, or None")
 
     @property
@@ -64,6 +66,9 @@ class Process:
 
     def default_workers(self) -> int:
         return usable_cpus()
+
+    def fit(self, workers: int) -> int:
+        return workers
 
     def prepare(self, work: Work) -> bytes:
         return dump_source({"source": work.source, "collate": work.collate, "worker_init": work.worker_init})
@@ -81,12 +86,18 @@ class _Member:
         self.worker = worker
         self.reader: Reader | None = None
         self.layouts: list[Any] = []
+        self.wanted = select.POLLIN
         self.heard = False  # its end was explained: Unfit was reported
         arena, length = create_file() if backend.transport == "shared_memory" else (-1, 0)
         self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
         mine, theirs = spawn.socket_pair()
         try:
-            arguments = {"channel": theirs.fileno(), "arena": arena, "length": length, "stacks": self.stacks_fd}
+            arguments = {
+                "channel": theirs.fileno(),
+                "arena": arena,
+                "length": length,
+                "stacks": self.stacks_fd,
+            }
             fds = tuple(fd for fd in (theirs.fileno(), arena, self.stacks_fd) if fd >= 0)
             self.child = spawn.Child(arguments, fds, spawn.worker_environment(plan.threads_per_worker))
             if arena >= 0:
@@ -124,7 +135,13 @@ class _Member:
                 letter = stat.read().rpartition(")")[2].split()[0]
         except OSError:
             return "gone"
-        names = {"T": "stopped by a signal", "R": "running", "S": "sleeping", "D": "waiting for a device", "Z": "dead"}
+        names = {
+            "T": "stopped by a signal",
+            "R": "running",
+            "S": "sleeping",
+            "D": "waiting for a device",
+            "Z": "dead",
+        }
         return names.get(letter, letter)
 
     def read_dump(self) -> str:
@@ -147,6 +164,7 @@ class _Engine:
         self._poll.register(self._woken_read, select.POLLIN)
         self._events: deque[Event] = deque()
         self._roomy: deque[_Member] = deque()
+        self._ready: list[tuple[int, int]] = []
 
     # ------------------------------------------------------------------------------------ workers
 
@@ -157,6 +175,7 @@ class _Engine:
             if fd >= 0:
                 self._by_fd[fd] = member
                 self._poll.register(fd, select.POLLIN)
+        self.wake()  # a poll that another thread is in does not know the new descriptors
 
     def send(self, worker: int, message: Request | Drop) -> None:
         if (member := self._members.get(worker)) is not None:
@@ -168,7 +187,10 @@ class _Engine:
 
     def _watch_writes(self, member: _Member) -> None:
         wanted = select.POLLIN | (select.POLLOUT if member.channel.unsent else 0)
-        self._poll.modify(member.channel.fileno(), wanted)
+        if wanted != member.wanted:
+            member.wanted = wanted
+            self._poll.modify(member.channel.fileno(), wanted)
+            self.wake()
 
     def retire_worker(self, worker: int) -> None:
         member = self._forget(worker)
@@ -188,8 +210,11 @@ class _Engine:
 
     # ------------------------------------------------------------------------------------- events
 
-    def wait(self, timeout_s: float | None) -> list[Event]:
-        ready = self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+    def wait(self, timeout_s: float | None) -> None:
+        self._ready += self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+
+    def events(self) -> list[Event]:
+        ready, self._ready = self._ready, []
         touched: dict[int, tuple[_Member, bool]] = {}
         for fd, _ in ready:
             if fd == self._woken_read:
@@ -204,10 +229,8 @@ class _Engine:
         return events
 
     def wake(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # stopped in the meantime, or already full of wakes
             os.write(self._woken_write, b"\1" * 8)
-        except OSError:
-            pass  # stopped in the meantime, or already full of wakes
 
     def _woken(self) -> None:
         _drain(self._woken_read)
@@ -219,6 +242,8 @@ class _Engine:
     def _hear(self, member: _Member, ended: bool) -> None:
         """Everything a worker has to say: first its replies to the last, then its end."""
         member.channel.flush()
+        # The descriptor may have been another's when it was polled.
+        ended = ended and member.child.reap(0) is not None
         for frame in member.channel.receive():
             self._take(member, loads(frame))
         while ended and not member.channel.ended:  # what it had sent before it ended lies in the socket
@@ -276,10 +301,8 @@ class _Engine:
         before = {}
         for member in members:
             before[member.worker] = len(member.read_dump())
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(member.child.pid, stack_signal())
-            except ProcessLookupError:
-                pass
         return {m.worker: self._stack(m, before[m.worker]) for m in members}
 
     def _stack(self, member: _Member, start: int) -> str:
@@ -317,10 +340,8 @@ def _wake_pipe() -> tuple[int, int]:
 
 
 def _drain(fd: int) -> None:
-    try:
+    with contextlib.suppress(BlockingIOError):
         os.read(fd, 8)
-    except BlockingIOError:
-        pass
 
 
 def _words(code: int | None) -> str:
@@ -334,5 +355,3 @@ def _words(code: int | None) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"was killed by {name} (signal {-code})"
-
-

@@ -6,6 +6,7 @@ nothing of the caller's ``__main__``, inherits no lock that a thread held, and a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -127,11 +128,10 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL to the process and those it started."""
-        for target in (lambda: os.killpg(self.pid, signal.SIGKILL), self._process.kill):
-            try:
-                target()
-            except (ProcessLookupError, PermissionError):
-                pass
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     def close(self) -> None:
         """Give back the descriptor."""

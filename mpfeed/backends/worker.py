@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -12,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections import deque
 from dataclasses import dataclass
@@ -92,10 +94,8 @@ def main(arguments: dict[str, Any]) -> NoReturn:
     frame = channel.receive()
     code = 0
     if frame is not None:
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the driver no longer listens
             code = _Loop(channel, pickle.loads(frame), arguments).run()
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the driver no longer listens: nothing is left to do
     _leave(code)
 
 
@@ -105,10 +105,8 @@ def _leave(code: int) -> NoReturn:
         atexit._run_exitfuncs()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(Exception):
                 stream.flush()
-            except Exception:
-                pass
         os._exit(code)
 
 
@@ -123,6 +121,7 @@ class _Loop:
         self._dropped: set[int] = set()
         self._room = False
         self._ended = False
+        self._sending = threading.RLock()
         self._layouts: dict[Any, int] = {}
         self._allocator: Allocator
         if arguments["arena"] >= 0:
@@ -143,7 +142,9 @@ class _Loop:
         _seed.watch_cv2(cv2_imported)
         try:
             work = Work(*loads(self._start.work))
-            producer = Producer(work, self._start.settings, self._start.worker, self._allocator, remote=True)
+            producer = Producer(
+                work, self._start.settings, self._start.worker, self._allocator, remote=True, emit=self._reply
+            )
             producer.open()
         except BaseException as error:
             where = "the source (unpickling it)" if producer is None else "worker_init"
@@ -166,9 +167,7 @@ class _Loop:
             if isinstance(message, Drop):
                 self._drop(producer, message)
             elif message.run not in self._dropped:
-                reply = producer.handle(message)
-                self._refer_to_layouts(reply)
-                self._send(reply)
+                self._reply(producer.handle(message))
 
     def _drop(self, producer: Producer, message: Drop) -> None:
         try:
@@ -202,11 +201,17 @@ class _Loop:
 
     def _wait_for_room(self) -> None:
         self._room = False
-        self._send(NeedRoom())
+        with self._sending:
+            self._send(NeedRoom())
         while not self._room:
             self._receive()
             if self._ended:
                 os._exit(0)
+
+    def _reply(self, reply: Reply) -> None:
+        with self._sending:
+            self._refer_to_layouts(reply)
+            self._send(reply)
 
     def _refer_to_layouts(self, reply: Reply) -> None:
         for payload in reply.payloads:

@@ -39,10 +39,7 @@ def create_file() -> tuple[int, int]:
 
     Linux: a memfd, which no /dev/shm limits. Elsewhere an unlinked temporary file.
     """
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("mpfeed", os.MFD_CLOEXEC)
-    else:
-        fd = _unlinked_file()
+    fd = os.memfd_create("mpfeed", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else _unlinked_file()
     length = _SPAN_BYTES
     while True:
         try:
@@ -54,7 +51,7 @@ def create_file() -> tuple[int, int]:
             if length < _SMALLEST_SPAN_BYTES:
                 os.close(fd)
                 raise MpfeedError(
-                    f"no address space for shared memory ({error}): {2 * length} bytes were refused. Raise `ulimit -v`, "
+                    f"no address space for shared memory ({error}): {2 * length} bytes were refused. Raise `ulimit -v` "
                     'or use backend=mpfeed.Process(transport="queue")'
                 ) from error
 
@@ -136,12 +133,16 @@ class Writer:
         slot, memory = self.allocate(nbytes)
         array: Array = np.ndarray(shape, dtype, memory)
         number, key = slot.number, id(memory)
-        self._owners[key] = (weakref.ref(memory, lambda _: self._unowned(key, number)), slot, weakref.ref(array))
+        self._owners[key] = (
+            weakref.ref(memory, lambda _: self._unowned(key, number)),
+            slot,
+            weakref.ref(array),
+        )
         self._owned.add(number)
         self._map[number] = 0
         return array
 
-    def adopt(self, array: Array) -> Slot | None:
+    def adopt(self, array: Array, *, goes_on: bool) -> Slot | None:
         """The slot of a whole array of ``empty`` of which no other view lives; it becomes read-only here."""
         memory = array.base
         owned = self._owners.get(id(memory)) if memory is not None else None
@@ -152,7 +153,7 @@ class Writer:
         if made() is not array or not array.flags.writeable or sys.getrefcount(memory) > 3:
             return None
         array.flags.writeable = False
-        memory.flags.writeable = False  # type: ignore[union-attr]
+        memory.flags.writeable = False
         self._map[slot.number] = 1
         return slot
 
@@ -223,8 +224,8 @@ class Writer:
         limit = self._limit if self._limit is not None else self._length - TABLE_BYTES
         if size > limit or not self._lent or self._wait_for_room is None:
             raise ArenaFull(
-                f"a message of {nbytes:,} bytes does not fit: this worker's share of memory_limit is {limit:,} bytes, of "
-                f"which {self._in_use():,} are in use. Raise memory_limit, use fewer workers, or make batches smaller"
+                f"a message of {nbytes:,} bytes does not fit: this worker's share of memory_limit is {limit:,}, "
+                f"of which {self._in_use():,} are in use. Raise memory_limit, use fewer workers, or make batches smaller"
             )
         self._wait_for_room()
         self._reap()
@@ -235,10 +236,12 @@ class Writer:
         return self._numbers.pop()
 
 
-class _Loan(weakref.ref):  # type: ignore[type-arg]
+class _Loan(weakref.ref[Any]):
     """Watches the array that owns a slot's bytes in the reader."""
 
     __slots__ = ("nbytes", "number")
+    nbytes: int
+    number: int
 
 
 class Reader:
@@ -269,7 +272,8 @@ class Reader:
 
     def _returned(self, loan: Any) -> None:
         # Runs wherever the last array dies, also inside the garbage collector: it takes no lock.
-        if self._loans.pop(loan.number, None) is loan:
+        known: Any = self._loans.pop(loan.number, None)
+        if known is loan:
             self.lent_bytes -= loan.nbytes
             self._map[loan.number] = 0
             if self.returned is not None:
@@ -309,9 +313,9 @@ class Heap:
         memory = heap(nbytes)
         return memory, memory
 
-    def adopt(self, array: Array) -> Bytes | None:
+    def adopt(self, array: Array, *, goes_on: bool) -> Bytes | None:
         """The bytes of a large contiguous array, where this allocator adopts."""
-        if not self._adopts or array.nbytes < self._WORTH_ADOPTING_BYTES or not array.flags.c_contiguous:
+        if goes_on or not self._adopts or array.nbytes < self._WORTH_ADOPTING_BYTES or not array.flags.c_contiguous:
             return None
         return array.reshape(-1).view(np.uint8)
 

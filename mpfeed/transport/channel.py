@@ -60,7 +60,9 @@ class DriverChannel:
 
     def send(self, frame: bytes) -> None:
         """Send a frame, or keep what the socket does not take now. A peer that is gone shows in ``receive``."""
-        self._unsent.append(memoryview(_HEADER.pack(len(frame)) + frame if len(frame) < _CHUNK else _HEADER.pack(len(frame))))
+        self._unsent.append(
+            memoryview(_HEADER.pack(len(frame)) + frame if len(frame) < _CHUNK else _HEADER.pack(len(frame)))
+        )
         if len(frame) >= _CHUNK:
             self._unsent.append(memoryview(frame))
         self.flush()

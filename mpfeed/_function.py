@@ -1,0 +1,224 @@
+"""``numpy_function``: what ``tf.numpy_function`` does, in the workers of a backend.
+
+Each call is a unit of its own run, so that threads of TensorFlow that wait for their results drive the crew in turn;
+none of them holds the GIL while it waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mpfeed import _seed
+from mpfeed._crew import Crew
+from mpfeed._errors import FeedClosed, MpfeedError
+from mpfeed._messages import Call, Parcel, Reply
+from mpfeed._options import BackendName, Options, backend_of, worker_count
+from mpfeed._producer import Settings, Work
+from mpfeed._runs import Made
+from mpfeed._source import CallSource, name_of, takes_rng
+from mpfeed._spec import Signature
+from mpfeed._stats import Counters, FeedStats
+from mpfeed.backends.base import Backend, Plan
+
+
+@dataclass(slots=True, eq=False)
+class _CallUnit:
+    number: int
+    arguments: Any
+    made: Made | None = None
+
+
+class _CallRun:
+    """All calls of one function; see ``mpfeed._crew.Run``."""
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        self.number = crew.new_run()
+        self._calls = 0
+
+    def ask(self, arguments: tuple[Any, ...]) -> _CallUnit:
+        """Send a call to whichever worker is free."""
+        frozen = self.crew.freeze(arguments)
+        with self.crew.lock:
+            if self.crew.closed:
+                raise FeedClosed("the numpy_function was closed")
+            self._calls += 1
+            unit = _CallUnit(self._calls, frozen)
+            self.crew.submit(self, unit, self.crew.freest())
+        return unit
+
+    def request(self, number: int, unit: _CallUnit, worker: int, incarnation: int) -> Call:
+        return Call(number, self.number, unit.arguments)
+
+    def receive(self, unit: _CallUnit, reply: Reply) -> None:
+        made = Made()
+        made.take_reply(reply)
+        unit.made, unit.arguments = made, None
+
+    def fail(self, unit: _CallUnit, error: MpfeedError) -> None:
+        unit.made = Made(error=error)
+
+    def position(self, unit: _CallUnit) -> Hashable:
+        return unit.number
+
+    def describe(self, unit: _CallUnit) -> str:
+        return f"call {unit.number}"
+
+    def retry(self, unit: _CallUnit) -> list[_CallUnit]:
+        return [unit]
+
+
+class NumpyFunction:
+    """A function of tensors that runs in worker processes or actors; made by ``numpy_function``.
+
+    Use it as ``ds.map(f, num_parallel_calls=f.workers)``, in ``with`` or with ``close()``; when it is collected, its
+    workers end.
+
+    Attributes:
+        workers: how many workers there are: the useful ``num_parallel_calls``.
+    """
+
+    def __init__(self, source: CallSource, output_signature: Any, options: Options, seed: int) -> None:
+        from mpfeed import _tf
+
+        self._backend: Backend = backend_of(options.backend)
+        self._work = self._backend.prepare(Work(source, None, options.worker_init))
+        self._options = options
+        self._seed = seed
+        self._name = name_of(source.function)
+        self._specs, self._signature = _tf.declared(output_signature)
+        self._counters = Counters()
+        self._lock = threading.Lock()
+        self._run: _CallRun | None = None
+        self._closed = False
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        self.workers = worker_count(options.workers, self._backend)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The result for some tensors, of ``output_signature``'s structure, shapes and dtypes.
+
+        Arguments may be structures; ``fn`` gets the same structures of NumPy arrays, as ``tf.numpy_function`` would
+        hand them over (strings as bytes).
+        """
+        from mpfeed import _tf
+
+        return _tf.traced_call(self, arguments)
+
+    def call(self, arguments: tuple[Any, ...]) -> list[Any]:
+        """The leaves of the result for some arrays; waits for it.
+
+        Raises:
+            WorkerError, WorkerDied, FeedTimeout, SignatureError, FeedClosed.
+        """
+        run = self._opened()
+        unit = run.ask(arguments)
+        parcel = run.crew.wait_for(lambda: _answer(unit))
+        self._counters.elements += 1
+        self._counters.nbytes += parcel.nbytes
+        arrays = self._signature.conform(parcel, unit.number)
+        if parcel.crowded is not None and parcel.crowded(parcel):
+            self._counters.copies += 1
+            arrays = [array.copy() for array in arrays]
+        return arrays
+
+    @property
+    def signature(self) -> Signature:
+        """What every result must look like."""
+        return self._signature
+
+    @property
+    def specs(self) -> Any:
+        """``output_signature`` with tuples for lists."""
+        return self._specs
+
+    def _opened(self) -> _CallRun:
+        with self._lock:
+            if self._closed:
+                raise FeedClosed("the numpy_function was closed")
+            if self._run is None:
+                workers = self._backend.fit(self.workers)
+                settings = Settings(workers, None, self._seed)
+                plan = Plan(self._work, settings, workers, self._options.buffer, self._options.threads_per_worker)
+                o = self._options
+                crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
+                self._run = _CallRun(crew)
+                self._finalizer = weakref.finalize(self, crew.close)
+            return self._run
+
+    def stats(self) -> FeedStats:
+        """What the function has seen of itself so far: ``elements`` are calls."""
+        run = self._run
+        return self._counters.snapshot(run.crew.counts() if run is not None else [])
+
+    def close(self) -> None:
+        """Stop the workers; calls raise ``FeedClosed``. Idempotent, from any thread."""
+        self._closed = True
+        if self._run is not None:
+            self._run.crew.close()
+
+    def __enter__(self) -> NumpyFunction:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<mpfeed.numpy_function of {self._name} on {self._backend.name}>"
+
+
+def _answer(unit: _CallUnit) -> Parcel | None:
+    made = unit.made
+    if made is None:
+        return None
+    if made.error is not None:
+        raise made.error
+    return made.parcels[0]
+
+
+def numpy_function(  # noqa: PLR0913 (the options a feed has, by the names it has)
+    fn: Callable[..., Any],
+    output_signature: Any,
+    *,
+    workers: int | Literal["auto"] = "auto",
+    backend: BackendName | Backend = "process",
+    seed: int | None = 0,
+    timeout: float | None = None,
+    max_restarts: int = 3,
+    worker_init: Callable[[], Any] | None = None,
+    threads_per_worker: int = 1,
+    max_tasks_per_worker: int | None = None,
+) -> NumpyFunction:
+    """A callable for ``Dataset.map`` that runs ``fn`` past the GIL, in workers.
+
+    Args:
+        fn: called with NumPy arrays, as ``tf.numpy_function`` hands them over; returns the structure of
+            ``output_signature``. Where it has a parameter ``rng``, the callable takes one more last argument, an
+            integer tensor (from ``Dataset.random`` or ``enumerate``), and rng is seeded by (seed, that tensor).
+        output_signature: structure of ``tf.TensorSpec``.
+        workers: how many, or "auto"; see ``FeedOptions`` for this and all that follow.
+        backend: where they run.
+        seed: of all random numbers.
+        timeout: longest wait for one call in seconds, start of the workers included.
+        max_restarts: deaths of workers on one call that are made good.
+        worker_init: called without arguments in each worker.
+        threads_per_worker: limit for BLAS, OpenMP and OpenCV in a worker.
+        max_tasks_per_worker: a worker is replaced after this many calls.
+
+    Raises:
+        TypeError, ValueError: a bad argument, or a function that cannot travel to a worker.
+        ImportError: TensorFlow is missing.
+    """
+    if not callable(fn):
+        raise TypeError(f"numpy_function needs a function, not {type(fn).__name__}")
+    given: Any = {
+        "workers": workers, "backend": backend, "seed": seed, "timeout": timeout, "max_restarts": max_restarts,
+        "worker_init": worker_init, "threads_per_worker": threads_per_worker,
+        "max_tasks_per_worker": max_tasks_per_worker,
+    }  # fmt: skip
+    options = Options.of(given, "numpy_function")
+    chosen = _seed.draw_seed() if seed is None else seed
+    return NumpyFunction(CallSource(fn, takes_rng(fn)), output_signature, options, chosen)
