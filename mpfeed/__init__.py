@@ -4,6 +4,7 @@ Generators and functions that hold the GIL run in worker processes, or in Ray ac
 their batches reach TensorFlow as a ``tf.data.Dataset`` without being copied in the training process.
 """
 
+from mpfeed._collate import collate_padded
 from mpfeed._context import Worker, empty, worker
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, SignatureError, WorkerDied, WorkerError
 from mpfeed._feed import Feed, FeedIterator, from_generator, from_map
@@ -33,6 +34,7 @@ __all__ = [
     "WorkerDied",
     "WorkerError",
     "WorkerStats",
+    "collate_padded",
     "empty",
     "from_generator",
     "from_map",
