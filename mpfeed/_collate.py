@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpfeed._errors import SignatureError
-from mpfeed._layout import Array, leaves_of
+from mpfeed._layout import Array, is_text, leaves_of
 from mpfeed._structure import flatten, paths
 
 
@@ -32,10 +32,11 @@ class _Padded:
             raise SignatureError(f"leaf {names[k]} of a batch has {sorted(ranks)} dimensions: padding needs one number")
         shape = tuple(np.max([array.shape for array in column], axis=0)) if column[0].ndim else ()
         dtype = np.result_type(*column)
-        fill = (b"" if isinstance(next(iter(column[0].flat), ""), bytes) else "") if dtype == object else self.value
+        fill = _empty_text(column[0]) if is_text(column[0]) else self.value
         out: Array = np.full((len(column), *shape), fill, dtype)
         for i, array in enumerate(column):
-            out[(i, *map(slice, array.shape))] = array[()]
+            place: Any = (i, *map(slice, array.shape))
+            out[place] = array[()]
         return out
 
 
@@ -49,3 +50,7 @@ def collate_padded(value: Any = 0) -> Any:
         A function for ``collate=``. It raises ``SignatureError`` where structures, or numbers of dimensions, differ.
     """
     return _Padded(value)
+
+
+def _empty_text(array: Array) -> str | bytes:
+    return b"" if isinstance(next(iter(array.flat), ""), bytes) else ""

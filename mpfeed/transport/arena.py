@@ -224,8 +224,8 @@ class Writer:
         limit = self._limit if self._limit is not None else self._length - TABLE_BYTES
         if size > limit or not self._lent or self._wait_for_room is None:
             raise ArenaFull(
-                f"a message of {nbytes:,} bytes has no room: this worker's share of memory_limit is {limit:,}, "
-                f"of which {self._in_use():,} are in use. Raise memory_limit, use fewer workers, or make batches smaller"
+                f"a message of {nbytes:,} bytes has no room: its worker's share of memory_limit is {limit:,} bytes, "
+                f"{self._in_use():,} in use. Raise memory_limit, use fewer workers, or make batches smaller"
             )
         self._wait_for_room()
         self._reap()

@@ -13,30 +13,55 @@ from collections import deque
 _HEADER = struct.Struct("<Q")
 _CHUNK = 1 << 18
 
+Frame = bytes | bytearray
+
 
 class Frames:
     """Cuts a stream of bytes into frames."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._need = _HEADER.size
-        self._header = True
+        self._header = bytearray()
+        self._body: bytearray | None = None
+        self._filled = 0
 
-    def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """The frames that are complete with this data."""
-        self._buffer += data
-        frames, start = [], 0
-        while len(self._buffer) - start >= self._need:
-            part = self._buffer[start : start + self._need]
-            start += self._need
-            if self._header:
-                (self._need,) = _HEADER.unpack(part)
-            else:
-                frames.append(bytes(part))
-                self._need = _HEADER.size
-            self._header = not self._header
-        del self._buffer[:start]
+    def read_from(self, sock: socket.socket) -> tuple[int, list[Frame]]:
+        """(bytes that one ``recv`` gave, the frames that are complete with them); its errors pass through."""
+        if (
+            self._body is not None and len(self._body) - self._filled >= _CHUNK
+        ):  # a large one goes straight to its place
+            count = sock.recv_into(memoryview(self._body)[self._filled :])
+            self._filled += count
+            return count, self._completed()
+        data = sock.recv(_CHUNK)
+        return len(data), self._feed(memoryview(data))
+
+    def _feed(self, data: memoryview) -> list[Frame]:
+        frames: list[Frame] = []
+        while data:
+            if self._body is None:
+                data = self._take_header(data)
+                if self._body is None:
+                    break
+            room = len(self._body) - self._filled
+            part, data = data[:room], data[room:]
+            self._body[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            frames += self._completed()
         return frames
+
+    def _take_header(self, data: memoryview) -> memoryview:
+        missing = _HEADER.size - len(self._header)
+        self._header += data[:missing]
+        if len(self._header) == _HEADER.size:
+            self._body, self._filled = bytearray(_HEADER.unpack(self._header)[0]), 0
+            self._header.clear()
+        return data[missing:]
+
+    def _completed(self) -> list[Frame]:
+        if self._body is None or self._filled < len(self._body):
+            return []
+        body, self._body = self._body, None
+        return [body]
 
 
 class DriverChannel:
@@ -83,21 +108,19 @@ class DriverChannel:
             else:
                 self._unsent[0] = part[sent:]
 
-    def receive(self) -> list[bytes]:
+    def receive(self) -> list[Frame]:
         """The frames that have come; ``ended`` is set once the peer's end is closed and all was read."""
-        frames: list[bytes] = []
+        frames: list[Frame] = []
         while not self.ended:
             try:
-                data = self._socket.recv(_CHUNK)
+                count, complete = self._frames.read_from(self._socket)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
-                data = b""
-            if not data:
-                self.ended = True
-                break
-            frames += self._frames.feed(data)
-            if len(data) < _CHUNK:
+                count, complete = 0, []
+            frames += complete
+            self.ended = not count
+            if count < _CHUNK:
                 break
         return frames
 
@@ -113,20 +136,20 @@ class WorkerChannel:
         sock.setblocking(True)
         self._socket = sock
         self._frames = Frames()
-        self._ready: deque[bytes] = deque()
+        self._ready: deque[Frame] = deque()
 
     @property
     def buffered(self) -> bool:
         """Whether ``receive`` would return at once."""
         return bool(self._ready)
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> Frame | None:
         """The next frame; None when the driver closed its end."""
         while not self._ready:
-            data = self._socket.recv(_CHUNK)
-            if not data:
+            count, complete = self._frames.read_from(self._socket)
+            if not count:
                 return None
-            self._ready.extend(self._frames.feed(data))
+            self._ready.extend(complete)
         return self._ready.popleft()
 
     def send(self, frame: bytes) -> None:
