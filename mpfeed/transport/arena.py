@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
 import weakref
 from bisect import insort
 from collections.abc import Callable
@@ -57,6 +56,8 @@ def create_file() -> tuple[int, int]:
 
 
 def _unlinked_file() -> int:
+    import tempfile
+
     fd, name = tempfile.mkstemp(prefix="mpfeed-")
     os.unlink(name)
     return fd
