@@ -87,6 +87,7 @@ class _Member:
         self.reader: Reader | None = None
         self.layouts: list[Any] = []
         self.wanted = select.POLLIN
+        self.returns_told = 0
         self.heard = False  # its end was explained: Unfit was reported
         arena, length = create_file() if backend.transport == "shared_memory" else (-1, 0)
         self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
@@ -237,6 +238,7 @@ class _Engine:
         while self._roomy:
             member = self._roomy.popleft()
             if self._members.get(member.worker) is member:
+                member.returns_told = member.reader.returns if member.reader is not None else 0
                 self._send(member, Room())
 
     def _hear(self, member: _Member, ended: bool) -> None:
@@ -275,7 +277,6 @@ class _Engine:
         """Tell a worker that waits for room as soon as a slot comes back."""
         reader = member.reader
         assert reader is not None
-        lent = reader.lent
 
         def returned() -> None:
             reader.returned = None
@@ -283,7 +284,7 @@ class _Engine:
             self.wake()
 
         reader.returned = returned
-        if reader.lent < lent or not reader.lent:
+        if reader.returns != member.returns_told:  # one came back before the worker's word was heard
             returned()
 
     def _bury(self, member: _Member) -> None:

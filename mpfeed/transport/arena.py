@@ -252,6 +252,7 @@ class Reader:
         self._map = mmap.mmap(fd, length)
         self._loans: dict[int, _Loan] = {}
         self.lent_bytes = 0
+        self.returns = 0
         # Called after each return while the writer waits for room.
         self.returned: Callable[[], None] | None = None
         _readers.add(self)
@@ -277,6 +278,7 @@ class Reader:
         if known is loan:
             self.lent_bytes -= loan.nbytes
             self._map[loan.number] = 0
+            self.returns += 1
             if self.returned is not None:
                 self.returned()
 
