@@ -76,9 +76,7 @@ BACKENDS: dict[str, Backend] = {
         environment=_ONE_THREAD,
     ),
     PLAIN: Backend("tf.data from_generator", references.plain, parallel=False),
-    "interleave": Backend(
-        "tf.data interleave, {workers} threads", references.interleave, environment=_ONE_THREAD
-    ),
+    "interleave": Backend("tf.data interleave, {workers} threads", references.interleave, environment=_ONE_THREAD),
     "mp_queue": Backend("multiprocessing.Queue by hand", references.mp_queue, environment=_ONE_THREAD),
     "ray_iter": Backend("ray.util.iter", references.ray_iter, environment=_ONE_THREAD),
     "inprocess": Backend("mpfeed inprocess", _mpfeed(lambda: "inprocess"), parallel=False),

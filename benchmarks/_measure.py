@@ -73,7 +73,7 @@ class _Consumer:
 
     def __init__(self, stream: Stream, step_s: float, numbered: bool) -> None:
         self._stream = stream
-        self._iterator = iter(stream)
+        self._iterator: Iterator[Any] = iter(stream)
         self._step_s = step_s
         self._numbered = numbered
         self._numbers: set[int] = set()
@@ -98,6 +98,7 @@ class _Consumer:
         try:
             return next(self._iterator)
         except StopIteration:
+            self._iterator = iter(())  # a `for` loop, too, drops an iterator before the next one starts
             self._iterator = iter(self._stream)
         try:
             return next(self._iterator)

@@ -70,9 +70,7 @@ def _originals() -> Iterator[Any]:
     for name in ORIGINALS:
         image = cv2.imread(str(folder / name))
         if image is None:
-            raise FileNotFoundError(
-                f"scikit-image's {name} is not in {folder}: pip install 'scikit-image>=0.24'"
-            )
+            raise FileNotFoundError(f"scikit-image's {name} is not in {folder}: pip install 'scikit-image>=0.24'")
         yield image
 
 
@@ -87,6 +85,4 @@ def _view(image: Any, rng: np.random.Generator) -> Any:
     left = int(rng.integers(width - part_width + 1))
     part = image[top : top + part_height, left : left + part_width]
     part = cv2.flip(part, 1) if rng.random() < 0.5 else part
-    return cv2.resize(
-        part, (WIDTH, HEIGHT), interpolation=cv2.INTER_AREA if part_width > WIDTH else cv2.INTER_CUBIC
-    )
+    return cv2.resize(part, (WIDTH, HEIGHT), interpolation=cv2.INTER_AREA if part_width > WIDTH else cv2.INTER_CUBIC)

@@ -24,9 +24,7 @@ def plot(rows: list[Row], path: Path) -> None:
     if not workloads:
         return
     size = (14, 1 + 4 * len(workloads))
-    figure, panels = pyplot.subplots(
-        len(workloads), 2, figsize=size, squeeze=False, sharey="row", layout="constrained"
-    )
+    figure, panels = pyplot.subplots(len(workloads), 2, figsize=size, squeeze=False, sharey="row", layout="constrained")
     for (over_time, strips), workload in zip(panels, workloads, strict=True):
         _draw([row for row in shown if row.workload == workload], over_time, strips)
     path.parent.mkdir(parents=True, exist_ok=True)

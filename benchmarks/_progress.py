@@ -15,7 +15,10 @@ from benchmarks._table import line
 
 
 def run_all(jobs: Iterable[Job], console: Console) -> list[Row]:
-    """Measure all jobs, one after the other, with a live display and a line for each that is done."""
+    """Measure all jobs, one after the other, with a live display and a line for each that is done.
+
+    Ctrl-C ends it; the rows until then are returned.
+    """
     jobs = list(jobs)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     rows = []
@@ -23,7 +26,11 @@ def run_all(jobs: Iterable[Job], console: Console) -> list[Row]:
     with Progress(*columns, console=console, refresh_per_second=2, transient=True) as display:
         whole = display.add_task("rows", total=len(jobs))
         for job in jobs:
-            row = _one(job, display)
+            try:
+                row = _one(job, display)
+            except KeyboardInterrupt:
+                console.print("interrupted: this is what was measured until then", style="red")
+                break
             rows.append(row)
             display.advance(whole)
             console.print(line(row), style="red" if row.fault else "", markup=False, highlight=False)

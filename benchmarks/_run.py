@@ -183,7 +183,7 @@ def _still_there(processes: list[psutil.Process], timeout_s: float) -> list[psut
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 

@@ -12,14 +12,13 @@ from rich.text import Text
 from benchmarks._backends import BARE, PLAIN
 from benchmarks._rows import Figures, Row
 
+_SAID = 12  # lines of a traceback
 _Cell = Callable[[Row, Figures], str]
 
 
 def show(rows: list[Row], verdict: str, console: Console) -> None:
     """The table of one workload, what went wrong, and the sentence that says what to use."""
-    table = Table(
-        title=_title(rows), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
+    table = Table(title=_title(rows), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     columns = _columns(rows)
     table.add_column("backend", no_wrap=True)
     for name in columns:
@@ -30,9 +29,15 @@ def show(rows: list[Row], verdict: str, console: Console) -> None:
         table.add_row(row.label, *cells, style="red" if row.fault else "")
     console.print(table)
     for row in rows:
-        for remark in (*([row.fault] if row.fault else []), *row.notes):
+        for remark in _remarks(row):
             console.print(Text(f"{row.label}: {remark}", style="red"))
     console.print(Text(verdict, style="bold green"))
+
+
+def _remarks(row: Row) -> list[str]:
+    """The end of what a row that failed said, and whatever else is to be known."""
+    said = "\n".join((row.error or row.fault or "").splitlines()[-_SAID:])
+    return [*([said] if said else []), *row.notes]
 
 
 def line(row: Row) -> str:
@@ -48,9 +53,7 @@ def line(row: Row) -> str:
 
 def _title(rows: list[Row]) -> str:
     workload = rows[0].job.workload
-    sizes = {
-        row.outcome.batch_bytes for row in rows if row.outcome is not None and row.outcome.batch_bytes > 1
-    }
+    sizes = {row.outcome.batch_bytes for row in rows if row.outcome is not None and row.outcome.batch_bytes > 1}
     size = f", batches of {max(sizes) / 1e6:.1f} MB" if sizes else ""
     return f"{workload.name}: {workload.workers} workers, training step {workload.step_s:g} s{size}"
 
@@ -79,9 +82,7 @@ def _columns(rows: list[Row]) -> dict[str, _Cell]:
         "first\ns": lambda row, f: _outcome(row, "first_batch_s", "{:.2f}"),
         "CPU ms\n/batch": lambda row, f: f"{f.cpu_ms:.1f}",
         "peak\nMB": lambda row, f: f"{row.peak_pss_bytes / 1e6:,.0f}",
-        "came\ntwice": lambda row, f: (
-            _outcome(row, "repeated", "{}") if row.outcome and row.outcome.seen else "-"
-        ),
+        "came\ntwice": lambda row, f: _outcome(row, "repeated", "{}") if row.outcome and row.outcome.seen else "-",
         "\nn": lambda row, f: f"{len(row.outcome.waits_ms) if row.outcome else 0}",
     }
     return columns

@@ -74,33 +74,37 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
     console = Console()
     if console.width < _WIDTH:
         console = Console(width=_WIDTH)
-    limits = Limits(silence_s=silence) if batches is None else Limits(silence_s=silence, seconds=None)
-    try:
-        workloads = list(_workloads(wanted))
-        jobs = [Job(one, name, limits) for one in workloads for name in _backends(wanted, one)]
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     begun = time.monotonic()
-    rows = run_all(jobs * rounds, console)
-    verdicts = _report(rows, console)
-    console.print(
-        f"{Surroundings.now()}\n{len(rows)} rows in {time.monotonic() - begun:.0f} s", highlight=False
-    )
+    rows = run_all(_jobs(wanted, silence) * rounds, console)
     if json is not None:
-        write(rows, json, benchmark="wait_time", verdicts=verdicts)
+        write(rows, json, benchmark="wait_time", verdicts=_verdicts(rows))
     if picture is not None:
         plot(medians(rows), picture)
+    for name, sentence in _verdicts(rows).items():
+        console.print()
+        show([row for row in medians(rows) if row.workload == name], sentence, console)
+    took_s = time.monotonic() - begun
+    console.print(f"\n{Surroundings.now()}\n{len(rows)} rows in {took_s:.0f} s", highlight=False)
     raise typer.Exit(any(row.fault for row in rows))
 
 
-def _report(rows: list[Row], console: Console) -> dict[str, str]:
-    verdicts = {}
-    for name in dict.fromkeys(row.workload for row in rows):
-        of_workload = medians([row for row in rows if row.workload == name])
-        verdicts[name] = verdict(of_workload)
-        console.print()
-        show(of_workload, verdicts[name], console)
-    return verdicts
+def _verdicts(rows: list[Row]) -> dict[str, str]:
+    names = dict.fromkeys(row.workload for row in rows)
+    return {name: verdict([row for row in medians(rows) if row.workload == name]) for name in names}
+
+
+def _jobs(wanted: Wanted, silence_s: float) -> list[Job]:
+    """All rows to measure; what cannot be measured is told before anything is."""
+    limits = Limits(silence_s=silence_s)
+    if wanted.batches is not None:
+        limits = replace(limits, seconds=None)
+    try:
+        workloads = list(_workloads(wanted))
+        return [Job(one, name, limits) for one in workloads for name in _backends(wanted, one)]
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"{error}: pip install 'mpfeed[bench]'") from None
 
 
 def _workloads(wanted: Wanted) -> Iterator[Workload]:

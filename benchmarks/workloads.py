@@ -96,9 +96,7 @@ def _random_crop(image: Any, rng: np.random.Generator) -> Any:
     height, width = image.shape[:2]
     side = int(min(height, width) * rng.uniform(0.6, 1.0))
     top, left = int(rng.integers(height - side + 1)), int(rng.integers(width - side + 1))
-    return cv2.resize(
-        image[top : top + side, left : left + side], (SIDE, SIDE), interpolation=cv2.INTER_LINEAR
-    )
+    return cv2.resize(image[top : top + side, left : left + side], (SIDE, SIDE), interpolation=cv2.INTER_LINEAR)
 
 
 def _jittered(image: Any, rng: np.random.Generator) -> Any:
@@ -132,9 +130,7 @@ def _article() -> Workload:
 
 def _gil() -> Workload:
     source = Source("benchmarks.workloads:gil", {"iterations": spin_iterations(GIL_MS)})
-    return Workload(
-        "gil", source, 2, 0.03, 100, (Leaf((1600, 1000, 3), "uint8"), Leaf((1,), "int64")), numbered=True
-    )
+    return Workload("gil", source, 2, 0.03, 100, (Leaf((1600, 1000, 3), "uint8"), Leaf((1,), "int64")), numbered=True)
 
 
 def _opencv() -> Workload:
