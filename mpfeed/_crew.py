@@ -100,6 +100,7 @@ class Crew:
         self._members = [_Member() for _ in range(plan.workers)]
         self._deaths: Counter[Hashable] = Counter()
         self._numbers = 0
+        self._largest_bytes = 0
         self._runs = 0
         self._driver: int | None = None
         self._closed = False
@@ -134,6 +135,15 @@ class Crew:
     def freeze(self, value: Any) -> Any:
         """Data in the form in which workers take it."""
         return self._opened().freeze(value)
+
+    def credit(self, wanted: int) -> int:
+        """Units a worker may have in hand: as many as wanted, but for a backend whose memory they would fill."""
+        room = self._opened().room_bytes
+        if room is None:
+            return wanted
+        if not self._largest_bytes:  # nothing is known yet: one each
+            return 1
+        return max(1, min(wanted, room // (self._largest_bytes * len(self._members))))
 
     def load(self, worker: int) -> int:
         """Units a worker has been sent and has not answered."""
@@ -282,6 +292,8 @@ class Crew:
         member.count.messages += 1
         member.count.busy_s += reply.busy_s
         self._deaths.pop(("idle", worker), None)
+        size = sum(payload.nbytes for payload in reply.payloads)
+        self._largest_bytes = max(self._largest_bytes, size)
         ticket = member.unanswered.get(reply.number)
         if not reply.more:
             member.unanswered.pop(reply.number, None)

@@ -129,7 +129,7 @@ class BaseRun:
     @property
     def credit(self) -> int:
         """Units a worker may have in hand: sent, or answered and not yet consumed."""
-        return self.buffer if self.ahead else self.buffer + 1
+        return self.crew.credit(self.buffer if self.ahead else self.buffer + 1)
 
     def collate_request(self, number: int, unit: CollateUnit) -> Collate:
         """The request for raw samples."""

@@ -46,6 +46,9 @@ class Plan:
 class Engine(Protocol):
     """A backend at work. The crew calls it under its lock, one thread at a time; but for ``wait`` and ``wake``."""
 
+    room_bytes: int | None
+    """Bytes of messages that may be on their way at once; None where only their number is limited."""
+
     def start_worker(self, worker: int) -> None:
         """Begin to start a worker; ``Joined``, ``Unfit`` or ``Died`` tells what became of it. Does not wait."""
 

@@ -70,6 +70,8 @@ def _answer(producer: Producer, worker: int, message: Request | Drop) -> list[Ev
 class _Inline:
     """One worker, run by whoever waits: each ``wait`` answers at most one request."""
 
+    room_bytes: int | None = None
+
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._producer: Producer | None = None
@@ -122,6 +124,8 @@ class _Inline:
 
 class _Threads:
     """Several workers, a thread each."""
+
+    room_bytes: int | None = None
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

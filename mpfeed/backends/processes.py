@@ -155,6 +155,8 @@ class _Member:
 
 
 class _Engine:
+    room_bytes: int | None = None
+
     def __init__(self, plan: Plan, backend: Process) -> None:
         self._plan = plan
         self._backend = backend

@@ -37,6 +37,8 @@ from mpfeed.transport.arena import Heap
 # Part of this node's object store that a consumer may hold in place; beyond it gets copies, so that views of old
 # batches never stop the store from taking new ones.
 LENT_SHARE = 0.3
+# ... and that messages on their way may take: together below the 0.8 at which Ray begins to spill to disk.
+IN_FLIGHT_SHARE = 0.4
 # How long room for a first worker, and for the others, is waited for.
 _NO_ROOM_S = 30.0
 _ROOM_S = 4.0
@@ -93,7 +95,7 @@ class Ray:
     def fit(self, workers: int) -> int:
         session = _connect(self)
         try:
-            return workers if session.started and self.address is None else _fitting(session.ray, self, workers)
+            return _fitting(session.ray, self, workers) if session.reserves else workers
         finally:
             _release(session)
 
@@ -121,6 +123,8 @@ class _Session:
     def __init__(self, ray: Any, started: bool) -> None:
         self.ray = ray
         self.started = started
+        # On a Ray of our own the user says how many workers there are, not how many cores.
+        self.reserves = True
         self.store_bytes = _store_bytes(ray)
 
 
@@ -139,22 +143,25 @@ def _connect(backend: Ray) -> _Session:
             _users = 0
         if _session is None:
             _session = _Session(ray, _start(ray, backend))
+            _session.reserves = not _session.started or _address(backend) is not None
         _users += 1
         return _session
+
+
+def _address(backend: Ray) -> str | None:
+    return backend.address or os.environ.get("RAY_ADDRESS")
 
 
 def _start(ray: Any, backend: Ray) -> bool:
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "include_dashboard": False}
-    address = backend.address or os.environ.get("RAY_ADDRESS")
+    address = _address(backend)
     if address is not None:
         quiet.pop("include_dashboard")
         ray.init(address=address, log_to_driver=False, logging_level="warning")
         return True
-    # Actors that mpfeed asks for always fit here: the user said how many workers, not how many cores.
-    cpus = max(64, usable_cpus() * 16)
-    ray.init(num_cpus=cpus, **quiet)
+    ray.init(num_cpus=usable_cpus(), **quiet)
     return True
 
 
@@ -336,6 +343,8 @@ class _Engine:
         self._backend = backend
         self._session: _Session | None = session
         self._ray = session.ray
+        self._reserves = session.reserves
+        self.room_bytes = int(IN_FLIGHT_SHARE * session.store_bytes) or None
         self._members: dict[int, _Member] = {}
         # What Ray's own thread hands over: (member, kind, future), or None from `wake`.
         self._done: queue.SimpleQueue[tuple[_Member, str, Any] | None] = queue.SimpleQueue()
@@ -369,7 +378,7 @@ class _Engine:
         environment["env_vars"] = {**thread_limits(p.threads_per_worker), **environment.get("env_vars", {})}
         actor_class = self._ray.remote(concurrency_groups={"control": 1})(_Actor)
         actor = actor_class.options(
-            num_cpus=b.num_cpus,
+            num_cpus=b.num_cpus if self._reserves else 0,
             resources=b.resources,
             runtime_env=environment,
             scheduling_strategy=b.scheduling_strategy,
@@ -451,14 +460,16 @@ class _Engine:
         self._events.append(Arrived(member.worker, deliver(reply, lambda i: self._lend(regions[i]), self._crowded)))
 
     def _lend(self, region: Any) -> Bytes:
-        owner = np.frombuffer(region, np.uint8) if region.size else np.empty(0, np.uint8)
-        # A view of its own: its base is the store's buffer, and its death says that all views are gone.
-        owner.flags.writeable = False
+        # NumPy makes the last array of a chain of views the base of further ones: its death says that all are gone.
+        owner = region
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
         loan = _Loan(owner, self._returned)
-        loan.nbytes = owner.nbytes
+        loan.nbytes = region.nbytes
         self._loans[id(loan)] = loan
-        self._lent_bytes += owner.nbytes
-        return owner
+        self._lent_bytes += loan.nbytes
+        memory: Bytes = region
+        return memory
 
     def _returned(self, loan: Any) -> None:
         if self._loans.pop(id(loan), None) is not None:
