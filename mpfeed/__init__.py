@@ -7,8 +7,10 @@ their batches reach TensorFlow as a ``tf.data.Dataset`` without being copied in 
 from mpfeed._collate import collate_padded
 from mpfeed._context import Worker, empty, worker
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, SignatureError, WorkerDied, WorkerError
-from mpfeed._feed import Feed, FeedIterator, from_generator, from_map
+from mpfeed._factories import from_generator, from_map
+from mpfeed._feed import Feed
 from mpfeed._function import NumpyFunction, numpy_function
+from mpfeed._iterator import FeedIterator
 from mpfeed._source import Shard
 from mpfeed._stats import FeedStats, WorkerStats
 from mpfeed.backends.in_process import InProcess

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
-from mpfeed._items import Items
-from mpfeed._layout import Array, heap
+from mpfeed._iterator import FeedIterator, copied, pumped
+from mpfeed._layout import Array
 from mpfeed._map_run import Part
 from mpfeed._messages import Parcel
-from mpfeed._options import FeedOptions, Options, backend_of, worker_count
-from mpfeed._plans import FeedPlan, GeneratorPlan, MapPlan
+from mpfeed._options import Options, backend_of, worker_count
+from mpfeed._plans import FeedPlan, MapPlan
 from mpfeed._producer import Settings, Work
 from mpfeed._runs import BaseRun, Broken, End, Span
 from mpfeed._serialize import dumps, loads
-from mpfeed._source import MapSource, Shard, check_map_function, generator_source, name_of, takes_rng
 from mpfeed._spec import Signature
 from mpfeed._stats import Counters, FeedStats
 from mpfeed.backends.base import Plan
@@ -34,95 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mpfeed")
 AUTOTUNE = -1  # tf.data.AUTOTUNE, without importing TensorFlow
 _STATE_VERSION = 1
-
-
-def from_generator(
-    fn: Callable[..., Iterable[Any]] | Iterable[Callable[[], Iterable[Any]]],
-    *,
-    shards: int | None = None,
-    **options: Unpack[FeedOptions],
-) -> Feed:
-    """A feed over a generator function, run in shards by workers.
-
-    Args:
-        fn: a function that takes a ``Shard`` and yields that shard's elements; or one that takes nothing (exactly one
-            shard); or a sequence of functions that take nothing (one shard each). It may be a lambda or a closure.
-        shards: number of shards; default one per worker. Fix it to make the stream independent of ``workers``.
-        **options: see ``FeedOptions``.
-
-    Returns:
-        A ``Feed``. No worker starts before it is read.
-
-    Raises:
-        TypeError: a live generator, a function that requires other arguments, an option of a wrong type, or a part of
-            the source that cannot travel to a worker (named).
-        ValueError: an option out of range, or several shards of a function that takes none.
-    """
-    source = generator_source(fn)
-    checked = Options.of(options, "from_generator")
-    backend = backend_of(checked.backend)
-    workers = worker_count(checked.workers, backend)
-    fixed = _fixed_shards(source, shards, checked, workers)
-    return Feed(GeneratorPlan(source, checked, fixed), checked, checked.drawn_seed())
-
-
-def _fixed_shards(source: Any, shards: Any, options: Options, workers: int) -> int | None:
-    if shards is not None and (not isinstance(shards, (int, np.integer)) or isinstance(shards, bool)):
-        raise TypeError(f"shards={shards!r}: give a whole number of at least 1, or None")
-    if shards is not None and shards < 1:
-        raise ValueError(f"shards={shards}: give at least 1")
-    if source.takes_shard:
-        return None if shards is None else int(shards)
-    own = len(source.functions)
-    asked = shards if shards is not None else own
-    if asked != own or (not source.each and options.workers != "auto" and workers > 1):
-        name = name_of(source.functions[0])
-        wanted = f"shards={shards}" if asked != own else f"workers={workers}"
-        raise ValueError(
-            f"{wanted}, but {name} takes no shard, so each of them would deliver every element again. Let it take "
-            "one (def fn(shard): for x in shard.of(samples): ...), use from_map(function, items), or pass a sequence "
-            "of functions, one per shard; as it is, use workers=1"
-        )
-    return own
-
-
-def from_map(
-    fn: Callable[..., Any],
-    items: Any,
-    *,
-    shuffle: bool = False,
-    on_error: Literal["raise", "skip"] = "raise",
-    **options: Unpack[FeedOptions],
-) -> Feed:
-    """A feed over items with random access and a function of one item.
-
-    Args:
-        fn: called with an item; where it has a parameter ``rng``, also with a ``numpy.random.Generator`` seeded by
-            (seed, epoch, the item's own index).
-        items: a sequence (list, range, array, anything with ``__len__`` and ``__getitem__``), read in the calling
-            process; or an iterable that can be iterated again, unshuffled.
-        shuffle: visit the items in another order every epoch, from (seed, epoch) alone.
-        on_error: "raise", or "skip" to leave out items whose function raises; they are counted, and logged once.
-        **options: see ``FeedOptions``.
-
-    Returns:
-        A ``Feed``. No worker starts before it is read.
-
-    Raises:
-        TypeError: a live iterator, a function that cannot be called so, an option of a wrong type, or a part of the
-            source that cannot travel to a worker (named).
-        ValueError: an option out of range.
-    """
-    check_map_function(fn)
-    if not isinstance(shuffle, bool):
-        raise TypeError(f"shuffle={shuffle!r}: give True or False")
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error={on_error!r}: choose "raise" or "skip"')
-    checked = Options.of(options, "from_map")
-    seed = checked.drawn_seed()
-    source = MapSource(fn, takes_rng(fn), on_error == "skip")
-    plan = MapPlan(source, checked, Items(items, shuffle=shuffle), shuffle, seed)
-    return Feed(plan, checked, seed)
 
 
 class Feed:
@@ -138,7 +46,7 @@ class Feed:
         self._options = options
         self._seed = seed
         # A part of a split that runs everything and discards what is others' (from_generator).
-        self._filter = part
+        self.filter = part
         self._backend = backend_of(options.backend)
         work = Work(plan.source, options.collate, options.worker_init)
         self._work = self._backend.prepare(work)
@@ -146,7 +54,7 @@ class Feed:
         self._crew: Crew | None = None
         self._closed = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self._counters = Counters()
+        self.counters = Counters()
         self._signature: Signature | None = None
         self._primed: BaseRun | None = None
         self._ahead: BaseRun | None = None
@@ -217,7 +125,7 @@ class Feed:
         plan = Plan(self._work, settings, workers, o.buffer, o.threads_per_worker)
         return Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
 
-    def _read_ahead(self, run: BaseRun) -> None:
+    def read_ahead(self, run: BaseRun) -> None:
         """Let workers that have nothing left to do in a run begin the next epoch. The crew's lock is held."""
         crew = run.crew
         if self._primed is not None or not any(run.issued_all(w) for w in range(crew.workers)):
@@ -273,7 +181,7 @@ class Feed:
             self._primed = run
         run = self._primed
         try:
-            first: Parcel | End = run.crew.wait_for(lambda: _pumped(run, run.peek))
+            first: Parcel | End = run.crew.wait_for(lambda: pumped(run, run.peek))
         except Broken as broken:
             self._unprime()
             raise broken.error from broken.error.__cause__
@@ -332,7 +240,7 @@ class Feed:
 
     def certain_length(self) -> int | None:
         """Elements every full epoch has, or None where it is not certain."""
-        return self._plan.length() if self._filter is None else None
+        return self._plan.length() if self.filter is None else None
 
     @property
     def resumes_midway(self) -> bool:
@@ -382,8 +290,8 @@ class Feed:
 
     def _split(self) -> Part:
         if isinstance(self._plan, MapPlan):
-            return self._filter or self._plan.part
-        return self._filter or Part()
+            return self.filter or self._plan.part
+        return self.filter or Part()
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next iterator begin where a state was taken; workers and backend may differ.
@@ -471,14 +379,14 @@ class Feed:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A feed travels as its recipe, unread and without its workers."""
-        return _rebuild, (dumps((self._plan, self._options, self._seed, self._filter)),)
+        return _rebuild, (dumps((self._plan, self._options, self._seed, self.filter)),)
 
     # -------------------------------------------------------------------------------------------- end
 
     def stats(self) -> FeedStats:
         """What the feed has seen of itself so far."""
         crew = self._crew
-        return self._counters.snapshot(crew.counts() if crew is not None else [])
+        return self.counters.snapshot(crew.counts() if crew is not None else [])
 
     def close(self) -> None:
         """Stop the workers; live iterators and datasets raise ``FeedClosed``. Arrays that are held stay valid.
@@ -513,190 +421,25 @@ class Feed:
 
     # ------------------------------------------------------------------------------- the iterator's side
 
-    def _deliver(self, span: Span, number: int) -> list[Array]:
+    def deliver(self, span: Span, number: int) -> list[Array]:
         """A span's arrays, checked, cast and copied as need be."""
         parcel = span.parcel
         if self._signature is None:
             self._signature = Signature.of(parcel, free=True)
         arrays = self._signature.conform(parcel, number)
         if arrays is parcel.arrays and parcel.crowded is not None and parcel.crowded(parcel):
-            self._counters.copies += 1
-            arrays = parcel.arrays = [_copied(array) for array in arrays]
+            self.counters.copies += 1
+            arrays = parcel.arrays = [copied(array) for array in arrays]
             parcel.crowded = None
-        self._counters.nbytes += parcel.nbytes * span.count // max(parcel.count, 1)
+        self.counters.nbytes += parcel.nbytes * span.count // max(parcel.count, 1)
         return arrays
 
-    def _skipped(self, skipped: list[tuple[int, str]]) -> None:
-        self._counters.skipped += len(skipped)
+    def count_skipped(self, skipped: list[tuple[int, str]]) -> None:
+        self.counters.skipped += len(skipped)
         if not self._logged_skip:
             self._logged_skip = True
             index, text = skipped[0]
             log.warning("item %d was skipped: %s (on_error='skip'; further ones are counted in stats())", index, text)
-
-
-class FeedIterator(Iterator[Any]):
-    """One epoch of a feed. ``close()`` ends it and keeps the workers."""
-
-    def __init__(self, feed: Feed, run: BaseRun, taken: int) -> None:
-        self._feed = feed
-        self._run = run
-        self.epoch = run.epoch
-        self.taken = taken
-        self.finished = False
-        self._span: Span | None = None
-        self._arrays: list[Array] = []
-        self._row = 0
-        self._ended = False
-        self._group = _Group(feed._filter) if feed._filter is not None else None
-        self._finalizer = weakref.finalize(self, run.crew.abandon, run)  # type: ignore[arg-type]
-        self._finalizer.atexit = False
-
-    def __iter__(self) -> FeedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        """The next element.
-
-        Raises:
-            StopIteration: the epoch is over, or the iterator was closed.
-            WorkerError, WorkerDied, FeedTimeout, SignatureError, FeedClosed: and the iterator is over.
-        """
-        if self._group is not None:
-            return self._group.next(self)
-        return self.next_element()
-
-    def next_element(self) -> Any:
-        """The next element of the whole stream."""
-        start = time.perf_counter()
-        if self._span is None:
-            self._fetch()
-        elif self._feed.closed:
-            raise FeedClosed("the feed was closed while it was being read")
-        span = self._span
-        assert span is not None
-        parcel = span.parcel
-        leaves = [_row(array, self._row) for array in self._arrays] if parcel.stacked else self._arrays
-        self._advance(span, 1)
-        self._feed._counters.waited(time.perf_counter() - start)
-        return parcel.layout.treespec.unflatten(leaves)
-
-    def next_chunk(self) -> tuple[list[Array], int]:
-        """(leaves with elements along their first axis, how many): what is there of the stream."""
-        start = time.perf_counter()
-        if self._span is None:
-            self._fetch(rows=True)
-        span = self._span
-        assert span is not None
-        count = span.count - (self._row - span.start)
-        if span.parcel.stacked:
-            arrays = [array[self._row : self._row + count] for array in self._arrays]
-        else:
-            arrays = [array[None] for array in self._arrays]
-        self._advance(span, count)
-        self._feed._counters.waited(time.perf_counter() - start)
-        return arrays, count
-
-    def _fetch(self, *, rows: bool = False) -> None:
-        """The next span, waiting for it."""
-        if self._ended:
-            raise StopIteration
-        run = self._run
-        take = run.next_rows if rows else run.next_span  # type: ignore[attr-defined]
-        try:
-            span = run.crew.wait_for(lambda: _pumped(run, take, self._feed))
-            if not isinstance(span, End):
-                self._arrays = self._feed._deliver(span, self.taken)
-        except Broken as broken:
-            self._stop()
-            raise broken.error from broken.error.__cause__
-        except BaseException:
-            self._stop()
-            raise
-        if run.skipped:
-            skipped, run.skipped = run.skipped, []
-            self._feed._skipped(skipped)
-        if isinstance(span, End):
-            self.finished = True
-            self._stop()
-            raise StopIteration
-        self._span, self._row = span, span.start
-
-    def _advance(self, span: Span, count: int) -> None:
-        self._row += count
-        self.taken += count
-        self._run.consumed(span, count)
-        if self._row == span.start + span.count:
-            self._span, self._arrays = None, []
-
-    def state(self) -> dict[str, Any]:
-        """The run's own position."""
-        return self._run.state()
-
-    def _stop(self) -> None:
-        self._ended = True
-        self._span, self._arrays = None, []
-        self._finalizer.detach()
-        with self._run.crew.lock:
-            if not self._run.crew.closed:
-                self._run.close()
-
-    def close(self) -> None:
-        """End this iteration; the workers stop making its elements. Idempotent, from any thread."""
-        if not self._ended:
-            self._stop()
-
-
-class _Group:
-    """Chooses a part's elements out of the whole stream, n at a time."""
-
-    def __init__(self, part: Part) -> None:
-        self._part = part
-        self._first: list[Any] = []
-
-    def next(self, iterator: FeedIterator) -> Any:
-        """The part's element of the next group."""
-        part, mine, got = self._part, None, 0
-        for i in range(part.count):
-            try:
-                element = iterator.next_element()
-            except StopIteration:
-                break
-            got += 1
-            if part.remainder == "pad" and len(self._first) < part.count:
-                self._first.append(element)
-            if i == part.index:
-                mine = element
-        if got == part.count or (part.remainder == "keep" and got > part.index):
-            return mine
-        if part.remainder == "pad" and got:
-            return mine if got > part.index else self._first[(part.index - got) % len(self._first)]
-        raise StopIteration
-
-
-def _pumped(run: BaseRun, take: Callable[[], Any], feed: Feed | None = None) -> Any:
-    """Ask for what may be asked for, before and after taking; what was taken makes room."""
-    run.pump()
-    value = take()
-    if value is not None and not run.priming:
-        run.pump()
-        if feed is not None:
-            feed._read_ahead(run)
-    return value
-
-
-def _row(array: Array, row: int) -> Array:
-    # array[row] of a one-dimensional array is a scalar, or the object itself; elements are arrays.
-    return array[row] if array.ndim > 1 else array[row : row + 1].reshape(())
-
-
-def _copied(array: Array) -> Array:
-    """Private memory with the same contents, aligned for TensorFlow and read-only."""
-    if array.dtype == object or not array.nbytes:
-        return array
-    copy: Array = np.ndarray(array.shape, array.dtype, heap(array.nbytes))
-    copy[...] = array
-    copy.flags.writeable = False
-    return copy
 
 
 def _close_forgotten(crew: Crew, name: str) -> None:
@@ -708,6 +451,3 @@ def _close_forgotten(crew: Crew, name: str) -> None:
 def _rebuild(recipe: bytes) -> Feed:
     plan, options, seed, part = loads(recipe)
     return Feed(plan, options, seed, part=part)
-
-
-__all__ = ["Feed", "FeedIterator", "Shard", "from_generator", "from_map"]

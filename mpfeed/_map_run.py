@@ -7,13 +7,11 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from mpfeed._collating import CHUNK_BYTES, CHUNK_S
 from mpfeed._crew import Crew
-from mpfeed._errors import MpfeedError, SignatureError
+from mpfeed._cutter import Cutter
+from mpfeed._errors import MpfeedError
 from mpfeed._items import EpochItems
-from mpfeed._layout import Layout, Leaf
 from mpfeed._messages import Collate, MakeItems, Parcel, Reply
 from mpfeed._options import Options
 from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
@@ -113,7 +111,7 @@ class MapRun(BaseRun):
         self._waiting = 0  # unordered: units without a reply
         self._chunk = 1
         self._asked_all = False
-        self._cutter = _Cutter(self, batch_size or 1) if self._recuts else None
+        self._cutter = Cutter(self, batch_size or 1) if self._recuts else None
 
     def _first_element(self, start: int) -> int:
         elements = -(-start // self._unit_size)
@@ -364,116 +362,3 @@ class MapRun(BaseRun):
         length = self._items.length
         whole = self._consumed * self._part.count if self._part.count > 1 else self._consumed
         return {"items": whole if length is None or self._part.count > 1 else min(whole, length)}
-
-
-class _Cutter:
-    """Cuts batches anew after items were skipped, as if the bad items had never been there."""
-
-    def __init__(self, run: MapRun, size: int) -> None:
-        self._run = run
-        self._size = size
-        self._rows: deque[tuple[Parcel, int, int]] = deque()  # (message, row, place in the stream of items)
-        self._raw: deque[tuple[Any, int]] = deque()
-        self._whole: deque[tuple[Parcel, int]] = deque()
-        self._collating: deque[CollateUnit] = deque()
-        self._ready: Span | None = None
-        self._error: MpfeedError | None = None
-
-    def peek(self) -> Parcel | End | None:
-        if self._ready is None:
-            span = self.next_span()
-            if not isinstance(span, Span):
-                return span
-            self._ready = span
-        return self._ready.parcel
-
-    def next_span(self) -> Span | End | None:
-        if self._ready is not None:
-            span, self._ready = self._ready, None
-            return span
-        return self._next_raw() if self._run.raw else self._next_cut()
-
-    def _next_cut(self) -> Span | End | None:
-        while len(self._rows) < self._size:
-            unit = self._run.next_unit()
-            if unit is None:
-                return None
-            if isinstance(unit, End):
-                return self._last()
-            made = unit.made
-            assert made is not None
-            if made.error is not None:
-                made.span() if not made.parcels else None
-            places = unit.places()
-            for parcel in made.parcels:
-                if len(places) == self._size and not self._rows:
-                    return Span(parcel, 0, 1, places[-1] + 1)
-                self._rows.extend((parcel, row, place) for row, place in enumerate(places))
-        return self._cut(self._size)
-
-    def _last(self) -> Span | End:
-        if not self._rows or self._run.drops_remainder:
-            return END
-        return self._cut(len(self._rows))
-
-    def _cut(self, count: int) -> Span:
-        rows = [self._rows.popleft() for _ in range(count)]
-        return Span(_joined(rows), 0, 1, rows[-1][2] + 1)
-
-    def _next_raw(self) -> Span | End | None:
-        while True:
-            ended = self._fill()
-            if self._collating:
-                unit = self._collating[0]
-                if unit.made is None:
-                    return None
-                self._collating.popleft()
-                span = unit.made.span()
-                assert span is not None
-                span.mark = unit.mark
-                return span
-            return END if ended else None
-
-    def _fill(self) -> bool:
-        """Send what is enough for a batch to be collated; whether there is nothing more."""
-        while True:
-            unit = self._run.next_unit()
-            if unit is None:
-                return False
-            if isinstance(unit, End):
-                if self._raw and not self._run.drops_remainder:
-                    self._collate(len(self._raw))
-                self._raw.clear()
-                return True
-            assert unit.made is not None
-            if unit.made.error is not None:
-                self._collating.append(CollateUnit((), unit.made))
-                return False
-            places = unit.places()
-            self._raw.extend(zip(unit.rest, places, strict=True))
-            while len(self._raw) >= self._size:
-                self._collate(self._size)
-
-    def _collate(self, count: int) -> None:
-        taken = [self._raw.popleft() for _ in range(count)]
-        unit = CollateUnit(tuple(sample for sample, _ in taken), mark=taken[-1][1] + 1)
-        self._collating.append(unit)
-        self._run.crew.submit(self._run, unit, self._run.crew.freest())
-
-
-def _joined(rows: list[tuple[Parcel, int, int]]) -> Parcel:
-    """A batch of rows of several messages, in one copy."""
-    first = rows[0][0]
-    for parcel, _, _ in rows:
-        if parcel.layout.treespec != first.layout.treespec:
-            raise SignatureError("samples of one batch have different structures")
-    arrays = []
-    for k in range(len(first.arrays)):
-        merged = np.stack([parcel.arrays[k][row] for parcel, row, _ in rows])
-        merged.flags.writeable = False
-        arrays.append(merged)
-    leaves = tuple(
-        Leaf(array.dtype, array.shape, leaf.weak, -1, 0)
-        for array, leaf in zip(arrays, first.layout.leaves, strict=True)
-    )
-    return Parcel(Layout(first.layout.treespec, leaves), arrays, 1, False, 0)

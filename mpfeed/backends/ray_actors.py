@@ -12,9 +12,7 @@ import os
 import pickle
 import queue
 import sys
-import threading
 import time
-import traceback
 import warnings
 import weakref
 from collections import deque
@@ -23,25 +21,21 @@ from typing import Any
 
 import numpy as np
 
-from mpfeed import _seed
 from mpfeed._cpus import usable_cpus
-from mpfeed._errors import MpfeedError
 from mpfeed._layout import Bytes
-from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Parcel, Reply, Request, Unfit
-from mpfeed._producer import Producer, Work
-from mpfeed._serialize import dump_source, dumps, failure_of, freeze, loads, main_arguments
+from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Parcel, Request, Unfit
+from mpfeed._producer import Work
+from mpfeed._serialize import dump_source, freeze, loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
+from mpfeed.backends.ray_session import Session, connect, disconnect, fitting, release
+from mpfeed.backends.ray_worker import Actor
 from mpfeed.backends.spawn import thread_limits
-from mpfeed.transport.arena import Heap
 
 # Part of this node's object store that a consumer may hold in place; beyond it gets copies, so that views of old
 # batches never stop the store from taking new ones.
 LENT_SHARE = 0.3
 # ... and that messages on their way may take: together below the 0.8 at which Ray begins to spill to disk.
 IN_FLIGHT_SHARE = 0.4
-# How long room for a first worker, and for the others, is waited for.
-_NO_ROOM_S = 30.0
-_ROOM_S = 4.0
 _STACK_S = 2.0
 _SMALL_STORE_BYTES = 128 << 20
 
@@ -93,231 +87,17 @@ class Ray:
         return usable_cpus()
 
     def fit(self, workers: int) -> int:
-        session = _connect(self)
+        session = connect(self)
         try:
-            return _fitting(session.ray, self, workers) if session.reserves else workers
+            return fitting(session.ray, self, workers) if session.reserves else workers
         finally:
-            _release(session)
+            release(session)
 
     def prepare(self, work: Work) -> bytes:
         return dump_source({"source": work.source, "collate": work.collate, "worker_init": work.worker_init})
 
     def open(self, plan: Plan) -> Engine:
-        return _Engine(plan, self, _connect(self))
-
-
-# ----------------------------------------------------------------------------------------- Ray itself
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise MpfeedError("backend=\"ray\" needs Ray, which is not installed: pip install 'mpfeed[ray]'") from error
-    return ray
-
-
-class _Session:
-    """A connection to Ray, and whether this library started it."""
-
-    def __init__(self, ray: Any, started: bool) -> None:
-        self.ray = ray
-        self.started = started
-        # On a Ray of our own the user says how many workers there are, not how many cores.
-        self.reserves = True
-        self.store_bytes = _store_bytes(ray)
-
-
-_lock = threading.Lock()
-_session: _Session | None = None
-_users = 0
-
-
-def _connect(backend: Ray) -> _Session:
-    """The session of this process, started if need be; each call is matched by ``_disconnect``."""
-    global _session, _users
-    ray = _import_ray()
-    with _lock:
-        if _session is not None and not ray.is_initialized():
-            _session = None  # the user shut it down
-            _users = 0
-        if _session is None:
-            _session = _Session(ray, _start(ray, backend))
-            _session.reserves = not _session.started or _address(backend) is not None
-        _users += 1
-        return _session
-
-
-def _address(backend: Ray) -> str | None:
-    return backend.address or os.environ.get("RAY_ADDRESS")
-
-
-def _start(ray: Any, backend: Ray) -> bool:
-    if ray.is_initialized():
-        return False
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "include_dashboard": False}
-    address = _address(backend)
-    if address is not None:
-        quiet.pop("include_dashboard")
-        ray.init(address=address, log_to_driver=False, logging_level="warning")
-        return True
-    ray.init(num_cpus=usable_cpus(), **quiet)
-    return True
-
-
-def _release(session: _Session) -> None:
-    """Undo a ``_connect`` without ending what it started: an engine is about to use it."""
-    global _users
-    with _lock:
-        if _session is session:
-            _users = max(0, _users - 1)
-
-
-def _fitting(ray: Any, backend: Ray, workers: int) -> int:
-    """How many actors a cluster has room for; actors that were just killed give their room back within seconds."""
-    asked = {"CPU": float(backend.num_cpus), **(backend.resources or {})}
-    asked = {name: amount for name, amount in asked.items() if amount > 0}
-    start, fits = time.monotonic(), 0
-    while asked and time.monotonic() - start < (_NO_ROOM_S if not fits else _ROOM_S):
-        free = ray.available_resources()
-        fits = min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items())
-        if fits >= workers:
-            return workers
-        time.sleep(0.1)
-    if not asked:
-        return workers
-    have = {name: ray.cluster_resources().get(name, 0.0) for name in asked}
-    free = {name: ray.available_resources().get(name, 0.0) for name in asked}
-    if not fits:
-        raise MpfeedError(
-            f"the Ray cluster has no room for a worker: each of {workers} asks for {asked}, free are {free} of {have}. "
-            "Free resources, add nodes, or ask for less (mpfeed.Ray(num_cpus=0.5))"
-        )
-    warnings.warn(
-        f"the Ray cluster has room for {fits} of the {workers} workers: each asks for {asked}, free are {free} "
-        f"of {have}. The feed runs on {fits}; its stream is the same",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    return fits
-
-
-def _disconnect(session: _Session) -> None:
-    global _session, _users
-    with _lock:
-        _users = max(0, _users - 1)
-        if _users == 0 and _session is session:
-            _session = None
-            if session.started and session.ray.is_initialized():
-                session.ray.shutdown()
-
-
-def _store_bytes(ray: Any) -> int:
-    """Bytes of this node's object store."""
-    here = ray.get_runtime_context().get_node_id()
-    for node in ray.nodes():
-        if node["NodeID"] == here:
-            return int(node["Resources"].get("object_store_memory", 0))
-    return 0
-
-
-# --------------------------------------------------------------------------------------- the actor's side
-
-
-class _Actor:
-    """Runs a producer in a Ray worker, in a thread of its own.
-
-    A call hands in a request and takes out the next reply, which may be that to a request before: replies that are sent
-    early are more than the requests, and the driver calls once more for each (``more``).
-    """
-
-    def __init__(self, work: bytes, settings: Any, worker: int, here: tuple[int, list[str], list[str]]) -> None:
-        self._arguments = work, settings, worker, here
-        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._dropped: set[int] = set()
-        self._thread = threading.Thread(target=self._run, name="mpfeed-worker", daemon=True)
-
-    def start(self) -> Any:
-        """Bring the user's code up: the pid, or what it raised."""
-        self._thread.start()
-        return self._replies.get()
-
-    def answer(self, request: bytes) -> Any:
-        """Hand in a request; (a pickled reply, the bytes of its messages)."""
-        self._requests.put(pickle.loads(request))
-        return self._replies.get()
-
-    def more(self) -> Any:
-        """The next reply."""
-        return self._replies.get()
-
-    def drop(self, run: int) -> None:
-        """From the control group: forget a run; its requests that are still to come are needless."""
-        self._dropped.add(run)
-        self._requests.put(Drop(run))
-
-    def stacks(self) -> str:
-        """From the control group: what the worker's thread does."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame)) if frame is not None else "no thread"
-
-    def leave(self) -> None:
-        """From the control group: end after the present request, closing iterators and what ``worker_init`` entered."""
-        self._requests.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        work, settings, worker, (threads, path, arguments) = self._arguments
-        sys.path.extend(entry for entry in path if entry not in sys.path)
-        sys.argv = arguments
-        producer: Producer | None = None
-
-        def cv2_imported(cv2: Any) -> None:
-            cv2.setNumThreads(threads)
-            if producer is not None:
-                producer.seed_cv2()
-
-        _seed.watch_cv2(cv2_imported)
-        try:
-            producer = Producer(Work(*loads(work)), settings, worker, Heap(adopts=True), remote=True, emit=self._reply)
-            producer.open()
-        except BaseException as error:
-            where = "the source (unpickling it)" if producer is None else "worker_init"
-            self._replies.put(failure_of(error, where, remote=True))
-            return
-        self._replies.put(os.getpid())
-        self._serve(producer)
-
-    def _serve(self, producer: Producer) -> None:
-        while (message := self._requests.get()) is not None:
-            if isinstance(message, Drop):
-                try:
-                    producer.drop(message)
-                except Exception:
-                    traceback.print_exc()  # a source's own clean-up failed; nobody listens to that run
-            elif message.run in self._dropped:
-                self._replies.put(None)
-            else:
-                self._reply(producer.handle(message))
-        producer.close()
-
-    def _reply(self, reply: Reply) -> None:
-        regions: list[Bytes] = []
-        for payload in reply.payloads:
-            assert not isinstance(payload, Parcel)
-            numbers = range(len(regions), len(regions) + len(payload.regions))
-            regions += payload.regions
-            payload.regions = list(numbers)
-        # Ray copies the bytes after this call returned, while the source goes on: what is adopted must stay.
-        self._replies.put((_dumped(reply), regions))
-
-
-def _dumped(reply: Reply) -> bytes:
-    try:
-        return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        return dumps(reply)
+        return _Engine(plan, self, connect(self))
 
 
 # -------------------------------------------------------------------------------------- the driver's side
@@ -338,10 +118,10 @@ class _Loan(weakref.ref[Any]):
 
 
 class _Engine:
-    def __init__(self, plan: Plan, backend: Ray, session: _Session) -> None:
+    def __init__(self, plan: Plan, backend: Ray, session: Session) -> None:
         self._plan = plan
         self._backend = backend
-        self._session: _Session | None = session
+        self._session: Session | None = session
         self._ray = session.ray
         self._reserves = session.reserves
         self.room_bytes = int(IN_FLIGHT_SHARE * session.store_bytes) or None
@@ -356,7 +136,7 @@ class _Engine:
         self._warn_of_small_store(session)
         self._work = self._ray.put(plan.work)
 
-    def _warn_of_small_store(self, session: _Session) -> None:
+    def _warn_of_small_store(self, session: Session) -> None:
         try:
             stats = os.statvfs("/dev/shm")
         except OSError:
@@ -376,7 +156,7 @@ class _Engine:
         p, b = self._plan, self._backend
         environment = dict(b.runtime_env or {})
         environment["env_vars"] = {**thread_limits(p.threads_per_worker), **environment.get("env_vars", {})}
-        actor_class = self._ray.remote(concurrency_groups={"control": 1})(_Actor)
+        actor_class = self._ray.remote(concurrency_groups={"control": 1})(Actor)
         actor = actor_class.options(
             num_cpus=b.num_cpus if self._reserves else 0,
             resources=b.resources,
@@ -522,4 +302,4 @@ class _Engine:
         self._work = None
         if self._session is not None:  # step 4
             session, self._session = self._session, None
-            _disconnect(session)
+            disconnect(session)

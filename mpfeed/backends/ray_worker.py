@@ -1,0 +1,114 @@
+"""The actor: a producer in a Ray worker."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import sys
+import threading
+import traceback
+from typing import Any
+
+from mpfeed import _seed
+from mpfeed._layout import Bytes
+from mpfeed._messages import Drop, Parcel, Reply
+from mpfeed._producer import Producer, Work
+from mpfeed._serialize import dumps, failure_of, loads
+from mpfeed.transport.arena import Heap
+
+
+class Actor:
+    """Runs a producer in a Ray worker, in a thread of its own.
+
+    A call hands in a request and takes out the next reply, which may be that to a request before: replies that are sent
+    early are more than the requests, and the driver calls once more for each (``more``).
+    """
+
+    def __init__(self, work: bytes, settings: Any, worker: int, here: tuple[int, list[str], list[str]]) -> None:
+        self._arguments = work, settings, worker, here
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._dropped: set[int] = set()
+        self._thread = threading.Thread(target=self._run, name="mpfeed-worker", daemon=True)
+
+    def start(self) -> Any:
+        """Bring the user's code up: the pid, or what it raised."""
+        self._thread.start()
+        return self._replies.get()
+
+    def answer(self, request: bytes) -> Any:
+        """Hand in a request; (a pickled reply, the bytes of its messages)."""
+        self._requests.put(pickle.loads(request))
+        return self._replies.get()
+
+    def more(self) -> Any:
+        """The next reply."""
+        return self._replies.get()
+
+    def drop(self, run: int) -> None:
+        """From the control group: forget a run; its requests that are still to come are needless."""
+        self._dropped.add(run)
+        self._requests.put(Drop(run))
+
+    def stacks(self) -> str:
+        """From the control group: what the worker's thread does."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)) if frame is not None else "no thread"
+
+    def leave(self) -> None:
+        """From the control group: end after the present request, closing iterators and what ``worker_init`` entered."""
+        self._requests.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        work, settings, worker, (threads, path, arguments) = self._arguments
+        sys.path.extend(entry for entry in path if entry not in sys.path)
+        sys.argv = arguments
+        producer: Producer | None = None
+
+        def cv2_imported(cv2: Any) -> None:
+            cv2.setNumThreads(threads)
+            if producer is not None:
+                producer.seed_cv2()
+
+        _seed.watch_cv2(cv2_imported)
+        try:
+            producer = Producer(Work(*loads(work)), settings, worker, Heap(adopts=True), remote=True, emit=self._reply)
+            producer.open()
+        except BaseException as error:
+            where = "the source (unpickling it)" if producer is None else "worker_init"
+            self._replies.put(failure_of(error, where, remote=True))
+            return
+        self._replies.put(os.getpid())
+        self._serve(producer)
+
+    def _serve(self, producer: Producer) -> None:
+        while (message := self._requests.get()) is not None:
+            if isinstance(message, Drop):
+                try:
+                    producer.drop(message)
+                except Exception:
+                    traceback.print_exc()  # a source's own clean-up failed; nobody listens to that run
+            elif message.run in self._dropped:
+                self._replies.put(None)
+            else:
+                self._reply(producer.handle(message))
+        producer.close()
+
+    def _reply(self, reply: Reply) -> None:
+        regions: list[Bytes] = []
+        for payload in reply.payloads:
+            assert not isinstance(payload, Parcel)
+            numbers = range(len(regions), len(regions) + len(payload.regions))
+            regions += payload.regions
+            payload.regions = list(numbers)
+        # Ray copies the bytes after this call returned, while the source goes on: what is adopted must stay.
+        self._replies.put((_dumped(reply), regions))
+
+
+def _dumped(reply: Reply) -> bytes:
+    try:
+        return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        return dumps(reply)
