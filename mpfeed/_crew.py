@@ -133,8 +133,8 @@ class Crew:
         return self._runs
 
     def freeze(self, value: Any) -> Any:
-        """Data in the form in which workers take it."""
-        return self._opened().freeze(value)
+        """Data in the form in which workers take it. Any thread."""
+        return self._backend.freeze(value)
 
     def credit(self, wanted: int) -> int:
         """Units a worker may have in hand: as many as wanted, but for a backend whose memory they would fill."""
@@ -310,7 +310,10 @@ class Crew:
     # ------------------------------------------------------------------------------- starting and deaths
 
     def _opened(self) -> Engine:
+        """The engine. The lock is held."""
         if self._engine is None:
+            if self._closed:
+                raise FeedClosed("the feed was closed")
             self._engine = self._backend.open(self._plan)
         return self._engine
 
@@ -414,14 +417,14 @@ class Crew:
         if self._forked() or self._closed:
             return
         self._closed = True  # step 1; before the lock, so that a driver that ends now sees it
-        if self._engine is None:
-            return
-        self._engine.wake()
+        engine = self._engine
+        if engine is not None:
+            engine.wake()
         with self.lock:
             self.lock.notify_all()
             if self._driver not in (None, threading.get_ident()):
                 self.lock.wait_for(lambda: self._driver is None, GRACE_S)
-            if self._driver is None:
+            if self._driver is None and self._engine is not None:
                 self._engine.stop()
 
 

@@ -399,6 +399,7 @@ class Feed:
         crew = self._crew
         if crew is not None:
             crew.close()
+        self._primed = self._ahead = None  # what they were sent is memory of the workers
         for part in self._parts:
             feed = part()
             if feed is not None:

@@ -70,9 +70,6 @@ class Engine(Protocol):
     def retire_worker(self, worker: int) -> None:
         """End an idle worker; it reports nothing more. The index may be started again."""
 
-    def freeze(self, value: Any) -> Any:
-        """Data for a request, in the form in which workers take it."""
-
     def stacks(self) -> dict[int, str]:
         """What each worker is doing: its Python stack as far as it can be had."""
 
@@ -102,6 +99,9 @@ class Backend(Protocol):
 
     def prepare(self, work: Work) -> Any:
         """Make the user's code ready to travel. TypeError, naming the part, where it cannot."""
+
+    def freeze(self, value: Any) -> Any:
+        """Data for a request, in the form in which workers take it. Any thread."""
 
     def open(self, plan: Plan) -> Engine:
         """Make an engine; no worker starts yet. MpfeedError where the platform or a package is missing."""

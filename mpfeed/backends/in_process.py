@@ -43,6 +43,9 @@ class InProcess:
     def prepare(self, work: Work) -> Work:
         return work
 
+    def freeze(self, value: Any) -> Any:
+        return value
+
     def open(self, plan: Plan) -> Engine:
         return _Inline(plan) if plan.workers == 1 else _Threads(plan)
 
@@ -111,9 +114,6 @@ class _Inline:
             self._producer.close()
             self._producer = None
 
-    def freeze(self, value: Any) -> Any:
-        return value
-
     def stacks(self) -> dict[int, str]:
         return {0: "runs in the thread that waits"}
 
@@ -180,9 +180,6 @@ class _Threads:
     def retire_worker(self, worker: int) -> None:
         self._requests.pop(worker).put(None)
         self._threads.pop(worker).join(GRACE_S)
-
-    def freeze(self, value: Any) -> Any:
-        return value
 
     def stacks(self) -> dict[int, str]:
         frames = sys._current_frames()

@@ -73,6 +73,9 @@ class Process:
     def prepare(self, work: Work) -> bytes:
         return dump_source({"source": work.source, "collate": work.collate, "worker_init": work.worker_init})
 
+    def freeze(self, value: Any) -> bytes:
+        return freeze(value)
+
     def open(self, plan: Plan) -> Engine:
         if sys.platform == "win32":
             raise MpfeedError('backend="process" is not supported on Windows: use backend="inprocess" or "ray", or WSL')
@@ -207,9 +210,6 @@ class _Engine:
                 del self._by_fd[fd]
                 self._poll.unregister(fd)
         return member
-
-    def freeze(self, value: Any) -> bytes:
-        return freeze(value)
 
     # ------------------------------------------------------------------------------------- events
 

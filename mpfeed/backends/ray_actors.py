@@ -96,6 +96,9 @@ class Ray:
     def prepare(self, work: Work) -> bytes:
         return dump_source({"source": work.source, "collate": work.collate, "worker_init": work.worker_init})
 
+    def freeze(self, value: Any) -> bytes:
+        return freeze(value)
+
     def open(self, plan: Plan) -> Engine:
         return _Engine(plan, self, connect(self))
 
@@ -184,9 +187,6 @@ class _Engine:
 
     def retire_worker(self, worker: int) -> None:
         self._end([self._members.pop(worker)])
-
-    def freeze(self, value: Any) -> bytes:
-        return freeze(value)
 
     # ------------------------------------------------------------------------------------- events
 
