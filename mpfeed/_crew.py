@@ -426,6 +426,8 @@ class Crew:
                 self.lock.wait_for(lambda: self._driver is None, GRACE_S)
             if self._driver is None and self._engine is not None:
                 self._engine.stop()
+            for member in self._members:
+                self._take_unanswered(member)  # half answered, they alias the workers' memory
 
 
 def _indent(text: str) -> str:
