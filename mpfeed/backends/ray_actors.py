@@ -28,7 +28,6 @@ from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
 from mpfeed.backends.ray_session import Session, connect, disconnect, fitting, release
-from mpfeed.backends.ray_worker import Actor
 from mpfeed.backends.spawn import thread_limits
 
 # Part of this node's object store that a consumer may hold in place; beyond it gets copies, so that views of old
@@ -159,8 +158,8 @@ class _Engine:
         p, b = self._plan, self._backend
         environment = dict(b.runtime_env or {})
         environment["env_vars"] = {**thread_limits(p.threads_per_worker), **environment.get("env_vars", {})}
-        actor_class = self._ray.remote(concurrency_groups={"control": 1})(Actor)
-        actor = actor_class.options(
+        assert self._session is not None
+        actor = self._session.actor_class.options(
             num_cpus=b.num_cpus if self._reserves else 0,
             resources=b.resources,
             runtime_env=environment,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpfeed._cpus import usable_cpus
 from mpfeed._errors import MpfeedError
+from mpfeed.backends.ray_worker import Actor
 
 if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
@@ -35,6 +36,8 @@ class Session:
         self.started = started
         # On a Ray of our own the user says how many workers there are, not how many cores.
         self.reserves = True
+        # Made once: each actor class is exported to the cluster and stays there.
+        self.actor_class = ray.remote(concurrency_groups={"control": 1})(Actor)
         self.store_bytes = _store_bytes(ray)
 
 
