@@ -63,10 +63,11 @@ def worker() -> Worker:
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
     """An uninitialised array; in a worker it already lies where the batch will travel from.
 
-    Yield the array itself, whole, and nothing is copied: it becomes read-only in the worker at that moment, so
-    that a later write is an error there and never a changed batch. A view of it, or an array of which other
-    views live, is copied like any other; so is a sample that is collated into a batch. Outside a worker, and in
-    the in-process backend, this is ``numpy.empty``.
+    Yield the array itself, whole, and as an element of its own (no ``batch_size``), and from 256 KiB on nothing is
+    copied on the process backend: it becomes read-only in the worker at that moment, so that a later write is an
+    error there and never a changed element. A smaller one, a view of it, an array of which other views live, and
+    a sample that is collated into a batch are copied like any other. Outside a worker, and in the in-process
+    backend, this is ``numpy.empty``.
 
     Args:
         shape: of the array.

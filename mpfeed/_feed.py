@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
@@ -155,7 +156,7 @@ class Feed:
     def signature(self) -> Signature:
         """What every element must look like; see ``element_spec``."""
         with self._lock:
-            if self._signature is None or not self._signature.declared:
+            if self._signature is None or not self._signature.fixed:
                 self._signature = self._infer()
             return self._signature
 
@@ -177,9 +178,10 @@ class Feed:
         if self._primed is None:
             crew = self._opened()
             run, self._ahead = self._ahead or self._new_run(crew), None
-            run.priming = run is not self._ahead
+            run.priming = True
             self._primed = run
         run = self._primed
+        start = time.perf_counter()
         try:
             first: Parcel | End = run.crew.wait_for(lambda: pumped(run, run.peek))
         except Broken as broken:
@@ -193,6 +195,8 @@ class Feed:
                 "the source is empty, so there is no first element to infer the signature from: "
                 "pass dataset(output_signature=...)"
             )
+        if self.counters.first_s is None:
+            self.counters.first_s = time.perf_counter() - start
         return first
 
     def _unprime(self) -> None:

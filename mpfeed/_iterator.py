@@ -161,10 +161,10 @@ def pumped(run: BaseRun, take: Callable[[], Any], feed: Feed | None = None) -> A
     """Ask for what may be asked for, before and after taking; what was taken makes room."""
     run.pump()
     value = take()
-    if value is not None and not run.priming:
+    if value is None or not run.priming:  # taking may have moved on to a shard that nobody has asked yet
         run.pump()
-        if feed is not None:
-            feed.read_ahead(run)
+    if value is not None and not run.priming and feed is not None:
+        feed.read_ahead(run)
     return value
 
 

@@ -68,16 +68,17 @@ class Signature:
     Args:
         treespec: the structure.
         leaves: one spec a leaf.
-        declared: by the user (or asked for as ``element_spec``); else the first element set it, and only structure
-            and dtypes are held to.
+        declared: by the user, rather than taken from the first element.
+        fixed: shapes are held to, too; not so in a NumPy stream whose spec nobody asked for.
     """
 
     _KNOWN_LAYOUTS = 256
 
-    def __init__(self, treespec: Treespec, leaves: list[LeafSpec], *, declared: bool) -> None:
+    def __init__(self, treespec: Treespec, leaves: list[LeafSpec], *, declared: bool, fixed: bool = True) -> None:
         self.treespec = treespec
         self.leaves = leaves
         self.declared = declared
+        self.fixed = fixed
         self._known: dict[int, tuple[Layout, bool]] = {}
 
     @classmethod
@@ -94,7 +95,7 @@ class Signature:
             elif shape and variable is not None and i in variable:
                 shape = (None, *shape[1:])
             leaves.append(LeafSpec(shape, leaf.dtype))
-        return cls(parcel.layout.treespec, leaves, declared=not free)
+        return cls(parcel.layout.treespec, leaves, declared=False, fixed=not free)
 
     def tree(self) -> Any:
         """The leaf specs in the structure of an element."""
@@ -144,8 +145,9 @@ class Signature:
     def _wrong_dtype(self, i: int, leaf: Leaf, array: Array, number: int) -> SignatureError:
         spec = self.leaves[i]
         got = "text" if leaf.dtype == object else str(leaf.dtype)
-        if leaf.weak and not fits(array, spec.dtype) and array.size:
-            got = f"the Python number {array.ravel()[0]!s} (or one beside it)"
+        if leaf.weak and spec.dtype != object:
+            odd = next((v for v in array.ravel() if not fits(np.asarray(v), spec.dtype)), None)
+            got = got if odd is None else f"the Python number {odd!s}"
         want = "text" if spec.dtype == object else str(spec.dtype)
         return self._problem(i, number, got, want, LeafSpec(spec.shape, leaf.dtype))
 
@@ -153,7 +155,7 @@ class Signature:
         specs = [*self.leaves]
         specs[i] = wider
         accepting = self.treespec.unflatten([_Text(_tf_text(spec)) for spec in specs])
-        source = "the declared signature says" if self.declared else "the first element had"
+        source = "output_signature says" if self.declared else "the first element had"
         return SignatureError(
             f"element {number}: leaf {paths(self.treespec)[i]} has {got} where {source} {want}. Nothing is cast "
             f"silently: change the source, or accept it with dataset(output_signature={accepting!r})"

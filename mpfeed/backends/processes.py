@@ -89,6 +89,7 @@ class _Member:
         self.worker = worker
         self.reader: Reader | None = None
         self.layouts: list[Any] = []
+        self.joined = False
         self.wanted = select.POLLIN
         self.returns_told = 0
         self.heard = False  # its end was explained: Unfit was reported
@@ -268,6 +269,7 @@ class _Engine:
                     resolve_layout(payload, member.layouts)
                 self._events.append(Arrived(member.worker, deliver(message, member.resolve, member.crowded)))
             case Joined():
+                member.joined = True
                 self._events.append(message)
             case Failure():
                 member.heard = True
@@ -303,10 +305,12 @@ class _Engine:
         members = list(self._members.values())
         before = {}
         for member in members:
+            if not member.joined:  # its handler is not there yet, and the signal would end it
+                continue
             before[member.worker] = len(member.read_dump())
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.child.pid, stack_signal())
-        return {m.worker: self._stack(m, before[m.worker]) for m in members}
+        return {m.worker: self._stack(m, before[m.worker]) for m in members if m.joined}
 
     def _stack(self, member: _Member, start: int) -> str:
         """Its dump, once it is whole: the signal handler writes it in pieces."""
