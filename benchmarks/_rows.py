@@ -81,7 +81,9 @@ class Row:
     def fault(self) -> str | None:
         """What is wrong with the row in one line: it failed, or gave a batch twice."""
         if self.error is not None:
-            return self.error.splitlines()[-1] if self.error else "failed"
+            # TensorFlow, too, indents what it adds to a message.
+            lines = [line for line in self.error.splitlines() if line and not line[0].isspace()]
+            return lines[-1] if lines else "failed"
         if self.outcome is not None and self.outcome.repeated:
             return f"{self.outcome.repeated} of {self.outcome.seen} batches had come before"
         return None

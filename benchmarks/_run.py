@@ -27,6 +27,7 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 _TICK_S = 0.1
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "RAY_USAGE_STATS_ENABLED": "0"}
 _GRACE_S = 15.0
+_NOISE = ("WARNING: All log messages before absl", "I0000 ", "W0000 ")  # of TensorFlow's start
 
 
 def run(job: Job, follow: Callable[[Progress], None]) -> Row:
@@ -124,10 +125,16 @@ class _RowProcess:
         """Why there is no outcome; None if there is one."""
         if self._failure is None and self.outcome is not None:
             return None
-        output.seek(0)
-        tail = "".join(output.readlines()[-30:])
         ended = f"the process ended with exit code {self._popen.returncode}"
-        return f"{tail}{self._failure or ended}".strip()
+        return f"{_said(output)}{self._failure or ended}".strip()
+
+
+def _said(output: IO[str]) -> str:
+    """Where the process was stuck, if it was asked; otherwise the last lines that it wrote."""
+    output.seek(0)
+    lines = [line for line in output if not line.startswith(_NOISE)]
+    stacks = [i for i, line in enumerate(lines) if "most recent call first" in line]
+    return "".join(lines[stacks[-1] : stacks[-1] + 10] if stacks else lines[-10:])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -89,6 +90,8 @@ def mp_queue(workload: Workload, workers: int) -> Iterator[Stream]:
                 batch = queue.get()
                 if batch is None:
                     running -= 1
+                elif isinstance(batch, str):
+                    raise RuntimeError(batch)
                 else:
                     yield batch
         finally:
@@ -101,8 +104,9 @@ def _put(queue: Any, source: Source, shard: Shard) -> None:
     try:
         for batch in source.batches(shard):
             queue.put(batch)
-    finally:
         queue.put(None)
+    except Exception:
+        queue.put(traceback.format_exc())
 
 
 @contextmanager
