@@ -1,0 +1,553 @@
+"""The contract, once per backend: the stream, its completeness, its elements, its bounds and its random numbers."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from leaks import Holdings
+from streams import Gate, Tally, copied, digest, drain, eventually, in_turn, leaves, numbers
+
+import mpfeed
+from mpfeed import Shard
+
+Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
+
+
+def on(backend: str, **options: Any) -> Any:
+    """Keyword options for a backend."""
+    return {"backend": backend, "workers": 2, **options}
+
+
+def read(feed: mpfeed.Feed, epochs: int = 1) -> list[Any]:
+    """All elements of so many epochs."""
+    return [copied(element) for _ in range(epochs) for element in feed]
+
+
+def counting(lengths: list[int]) -> Callable[[Shard], Iterator[np.int64]]:
+    """Shard s yields s * 100, s * 100 + 1, ..., as many as ``lengths`` says."""
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        for i in range(lengths[shard.index]):
+            yield np.int64(shard.index * 100 + i)
+
+    return source
+
+
+def numbered(lengths: list[int]) -> list[list[int]]:
+    """What ``counting`` yields, shard by shard."""
+    return [[s * 100 + i for i in range(length)] for s, length in enumerate(lengths)]
+
+
+# ------------------------------------------------------------------------------ 1. interchangeable
+
+
+def generated(**options: Any) -> mpfeed.Feed:
+    """Shards of different lengths, random numbers of every kind, text and a number of Python's."""
+
+    def source(shard: Shard) -> Iterator[Any]:
+        for i in range(5 + shard.index):
+            yield {
+                "rng": shard.rng.normal(size=3),
+                "legacy": np.array([random.random(), np.random.random()]),
+                "place": (shard.index, np.int32(i), f"shard {shard.index}"),
+            }
+
+    return mpfeed.from_generator(source, shards=4, seed=5, **options)
+
+
+def mapped(**options: Any) -> mpfeed.Feed:
+    """Shuffled items with random numbers of every kind."""
+
+    def sample(item: int, rng: np.random.Generator) -> Any:
+        return {"rng": rng.random(2), "legacy": np.array([random.random(), np.random.random()]), "item": item}
+
+    return mpfeed.from_map(sample, range(23), shuffle=True, seed=6, **options)
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("make", [generated, mapped], ids=["generator", "map"])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_two_epochs_are_the_same_bit_for_bit_on_every_backend_with_any_number_of_workers(
+    backend: str, workers: int, make: Callable[..., mpfeed.Feed], batch_size: int | None, keep: Keep
+) -> None:
+    if backend == "ray" and (workers != 2 or (batch_size is None) == (make is mapped)):
+        pytest.skip("two of twelve on Ray, each start of which takes seconds")
+    if backend == "inprocess" and workers > 1:
+        pytest.skip("in threads only `rng` is promised")
+    here = read(keep(make(backend="inprocess", workers=1, batch_size=batch_size)), epochs=2)
+    there = read(keep(make(backend=backend, workers=workers, batch_size=batch_size)), epochs=2)
+    assert digest(there) == digest(here)
+    assert digest(here[: len(here) // 2]) != digest(here[len(here) // 2 :])
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_in_threads_the_stream_of_rng_is_the_same(workers: int, keep: Keep) -> None:
+    def source(shard: Shard) -> Iterator[Any]:
+        for _ in range(4):
+            yield shard.rng.random(2)
+
+    def build(workers: int) -> mpfeed.Feed:
+        return keep(mpfeed.from_generator(source, shards=3, backend="inprocess", workers=workers, batch_size=3))
+
+    assert digest(read(build(workers), 2)) == digest(read(build(1), 2))
+
+
+def test_the_queue_transport_delivers_the_same_stream(keep: Keep) -> None:
+    queue = mpfeed.Process(transport="queue")
+    for make in (generated, mapped):
+        here = keep(make(backend="inprocess", workers=1, batch_size=3))
+        assert digest(read(keep(make(backend=queue, workers=2, batch_size=3)), 2)) == digest(read(here, 2))
+
+
+def test_shards_are_taken_in_turn_exhausted_ones_skipped_and_remainders_merged(backend: str, keep: Keep) -> None:
+    lengths = [5, 0, 2, 4]
+    feed = keep(mpfeed.from_generator(counting(lengths), shards=4, batch_size=2, **on(backend)))
+    whole = [s[: len(s) // 2 * 2] for s in numbered(lengths)]
+    full = in_turn([[s[i : i + 2] for i in range(0, len(s), 2)] for s in whole])
+    assert [numbers([batch]) for batch in feed] == [*full, [4]]
+
+
+def test_without_batches_shards_are_taken_element_by_element(keep: Keep) -> None:
+    lengths = [5, 0, 2, 4]
+    for backend, workers in (("inprocess", 1), ("inprocess", 3), ("process", 1), ("process", 3)):
+        feed = keep(mpfeed.from_generator(counting(lengths), shards=4, **on(backend, workers=workers)))
+        assert numbers(feed) == in_turn(numbered(lengths))
+
+
+def test_without_order_what_is_ready_comes_first(backend: str, gate: Gate, keep: Keep) -> None:
+    wait = Gate(gate.path)
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        for i in range(3):
+            if shard.index == 0:
+                wait.wait()
+            yield np.int64(shard.index * 100 + i)
+
+    feed = keep(mpfeed.from_generator(source, shards=2, ordered=False, batch_size=1, **on(backend)))
+    iterator = iter(feed)
+    assert numbers([next(iterator) for _ in range(3)]) == [100, 101, 102]
+    gate.open()
+    assert numbers(iterator) == [0, 1, 2]
+
+
+def test_without_order_a_map_delivers_every_item_once(backend: str, keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(np.int64, range(31), ordered=False, batch_size=4, **on(backend)))
+    assert [sorted(numbers(feed)) for _ in range(2)] == [list(range(31))] * 2
+
+
+# ---------------------------------------------------------------------------------- 2. complete
+
+
+def test_remainders_are_collated_on_a_worker_in_shard_order(backend: str, keep: Keep) -> None:
+    def summed(samples: list[Any]) -> Any:
+        return {"count": len(samples), "first": samples[0], "worker": mpfeed.worker().index}
+
+    lengths = [5, 1, 6, 3]
+    feed = keep(mpfeed.from_generator(counting(lengths), shards=4, batch_size=4, collate=summed, **on(backend)))
+    for _ in range(2):
+        got = read(feed)
+        assert numbers(got, "count") == [4, 4, 4, 3]
+        assert numbers(got, "first") == [0, 200, 4, 300]
+        assert set(numbers(got, "worker")) <= {0, 1}
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_at_most_the_last_batch_is_short(drop: bool, keep: Keep) -> None:
+    for backend in ("inprocess", "process"):
+        for lengths, batch_size in (([7, 3, 5], 4), ([1] * 5, 3), ([4, 4], 4), ([0, 0], 2)):
+            total = sum(lengths)
+            options = on(backend, batch_size=batch_size, drop_remainder=drop)
+            feed = keep(mpfeed.from_generator(counting(lengths), shards=len(lengths), **options))
+            got = read(feed)
+            rest = total % batch_size * (not drop)
+            assert [len(batch) for batch in got] == [batch_size] * (total // batch_size) + [rest] * (rest > 0)
+            assert len(set(numbers(got))) == total - total % batch_size * drop
+            feed.close()
+
+
+def test_items_without_a_length_are_all_delivered(keep: Keep) -> None:
+    class Again:
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(11))
+
+    for backend in ("inprocess", "process"):
+        feed = keep(mpfeed.from_map(np.int64, Again(), batch_size=4, **on(backend)))
+        for _ in range(2):
+            assert [numbers([batch]) for batch in feed] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+        with pytest.raises(TypeError, match="length"):
+            len(feed)
+
+
+@pytest.mark.parametrize("custom", [False, True], ids=["stacked", "collate"])
+def test_skipping_is_as_if_the_bad_items_had_never_been_there(backend: str, custom: bool, keep: Keep) -> None:
+    if backend == "ray" and custom:
+        pytest.skip("one of two on Ray")
+    bad = {0, 4, 5, 6, 7, 8, 13, 20}
+
+    def picky(i: int) -> np.int64:
+        if i in bad:
+            raise ValueError(f"bad item {i}")
+        return np.int64(i)
+
+    def stacked(samples: list[Any]) -> Any:
+        return np.stack(samples)
+
+    collate = stacked if custom else None
+    options = on(backend, batch_size=4, collate=collate)
+    feed = keep(mpfeed.from_map(picky, range(21), on_error="skip", **options))
+    good = [i for i in range(21) if i not in bad]
+    for _ in range(2):
+        assert [numbers([b]) for b in feed] == [good[i : i + 4] for i in range(0, len(good), 4)]
+    assert feed.stats().skipped == 2 * len(bad)
+    assert feed.stats().elements == 2 * 4
+
+
+# ---------------------------------------------------------------------------------- 3. elements
+
+Box = namedtuple("Box", "low high")
+
+
+def kitchen_sink(i: int) -> Any:
+    """One leaf of each kind that an element may hold."""
+    grid = np.arange(24, dtype=np.float32).reshape(4, 6) + i
+    return {
+        "bf16": grid.astype(ml_dtypes.bfloat16),
+        "f8": grid.astype(ml_dtypes.float8_e4m3fn),
+        "big": grid.astype(">f8"),
+        "reversed": grid[::-1, ::2],
+        "fortran": np.asfortranarray(grid),
+        "empty": np.empty((0, 3), np.int16),
+        "bool": grid > 9,
+        "complex": grid.astype(np.complex64),
+        "nested": (np.int8(i), [np.uint16(i), {"x": np.array(i, np.float16)}]),
+        "words": np.array([["a", "grün\0"], ["", "b" * i]], object),
+        "bytes": b"\x00\xff" * (i + 1) + b"\x00",
+        "str": f"item {i}",
+        "python": (i, i / 4, bool(i % 2)),
+    }
+
+
+def test_any_element_arrives_bit_for_bit_and_read_only(backend: str, keep: Keep) -> None:
+    make = kitchen_sink
+
+    def sample(i: int) -> Any:
+        return make(i)
+
+    feed = keep(mpfeed.from_map(sample, range(4), **on(backend)))
+    got = list(feed)
+    assert [path for e in got for path, leaf in leaves(e) if leaf.flags.writeable] == []
+    for i, element in enumerate(got):
+        want = kitchen_sink(i)
+        assert element["big"].dtype == np.float64
+        assert element["big"].tobytes() == want["big"].astype(np.float64).tobytes()
+        for name in ("bf16", "f8", "reversed", "fortran", "empty", "bool", "complex"):
+            assert (element[name].dtype, element[name].shape) == (want[name].dtype, want[name].shape)
+            assert element[name].tobytes() == want[name].tobytes(), name
+        assert element["words"].tolist() == want["words"].tolist()
+        assert (element["bytes"].item(), element["str"].item()) == (want["bytes"], want["str"])
+        assert [leaf.item() for leaf in element["python"]] == list(want["python"])
+        assert type(element["nested"][1]) is list
+        assert element["nested"][1][1]["x"].dtype == np.float16
+
+
+def test_a_namedtuple_of_the_callers_own_keeps_its_fields(backend: str, keep: Keep) -> None:
+    box = namedtuple("box", "low high")
+
+    def sample(i: int) -> Any:
+        return box(np.int64(i), np.zeros(2))
+
+    for element in keep(mpfeed.from_map(sample, range(2), batch_size=2, **on(backend))):
+        assert element._fields == ("low", "high")
+        assert element.low.tolist() == [0, 1]
+
+
+def test_a_source_may_refill_one_array_again_and_again(backend: str, keep: Keep) -> None:
+    def refill(shard: Shard) -> Iterator[Any]:
+        small, large = np.zeros(3, np.int32), np.zeros(200_000, np.int32)
+        for i in range(6):
+            small[:], large[:] = i, i
+            yield small, large
+
+    held = list(keep(mpfeed.from_generator(refill, shards=1, **on(backend, workers=1))))
+    assert [(int(s.min()), int(s.max()), int(x.min()), int(x.max())) for s, x in held] == [(i,) * 4 for i in range(6)]
+
+
+def test_python_numbers_take_the_dtype_of_the_first_element_where_they_fit(backend: str, keep: Keep) -> None:
+    def sample(i: int) -> Any:
+        return {"x": np.float32(0.5) if i == 0 else [2.5, 3, True][i - 1], "n": np.uint8(7) if i == 0 else 255}
+
+    got = read(keep(mpfeed.from_map(sample, range(4), **on(backend))))
+    assert [element["x"].dtype for element in got] == [np.float32] * 4
+    assert [element["n"].dtype for element in got] == [np.uint8] * 4
+    assert [element["x"].item() for element in got] == [0.5, 2.5, 3.0, 1.0]
+    assert numbers(got, "n") == [7, 255, 255, 255]
+
+
+BAD_ELEMENTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "none": (lambda: {"a": np.uint8(1), "b": None}, r"leaf \['b'\] is None"),
+    "ragged": (lambda: {"a": np.uint8(1), "b": np.array([np.zeros(2), np.zeros(3)], object)}, "objects of ndarray"),
+    "masked": (lambda: {"a": np.uint8(1), "b": np.ma.masked_array([1.0], [True])}, "masked array"),
+    "structured": (lambda: {"a": np.uint8(1), "b": np.zeros(1, "i4,f4")}, "structured array"),
+    "mixed text": (lambda: {"a": np.uint8(1), "b": np.array(["x", b"y"], object)}, "mixes str and bytes"),
+    "wide": (lambda: {"a": 1 << 70, "b": np.zeros(1)}, "more than 64 bits"),
+    "too large": (lambda: {"a": 300, "b": np.zeros(1)}, "the Python number 300"),
+    "negative": (lambda: {"a": -1, "b": np.zeros(1)}, "the Python number -1"),
+    "fraction": (lambda: {"a": 0.5, "b": np.zeros(1)}, "the Python number 0.5"),
+    "wider dtype": (lambda: {"a": np.int16(1), "b": np.zeros(1)}, r"int16 .* uint8"),
+    "text": (lambda: {"a": "one", "b": np.zeros(1)}, "text"),
+    "missing leaf": (lambda: {"a": np.uint8(1)}, r"missing \['b'\]"),
+    "one leaf more": (lambda: {"a": np.uint8(1), "b": np.zeros(1), "c": 1}, r"not expected \['c'\]"),
+}
+
+
+def refusals(backend: str, keep: Keep) -> list[str]:
+    """The words about each bad element: one an epoch, after a good one."""
+    bad = [make for make, _ in BAD_ELEMENTS.values()]
+
+    def source(shard: Shard) -> Iterator[Any]:
+        yield {"a": np.uint8(1), "b": np.zeros(1)}
+        yield bad[shard.epoch]()
+
+    feed = keep(mpfeed.from_generator(source, shards=1, **on(backend, workers=1)))
+    words = []
+    for _ in bad:
+        got, error = drain(feed)
+        assert len(got) == 1
+        assert type(error) is mpfeed.SignatureError, error
+        words.append(str(error))
+    return words
+
+
+def test_what_is_refused_is_named_in_the_same_words_on_every_backend(backend: str, keep: Keep) -> None:
+    words = refusals(backend, keep)
+    assert words == refusals("inprocess", keep)
+    for text, (name, (_, pattern)) in zip(words, BAD_ELEMENTS.items(), strict=True):
+        assert re.search(pattern, text), f"{name}: {text}"
+        assert "element 1" in text, text
+
+
+def test_the_first_element_is_refused_too_and_named(backend: str, keep: Keep) -> None:
+    with pytest.raises(mpfeed.SignatureError, match=r"item 0: leaf \['x'\] is None"):
+        next(iter(keep(mpfeed.from_map(lambda i: {"x": None}, range(2), **on(backend)))))
+
+
+# ------------------------------------------------------------------------- 4 and 5. bounded, ahead
+
+
+def test_production_stays_within_credit_of_the_consumer(backend: str, tmp_path: Any, tally: Tally, keep: Keep) -> None:
+    workers, buffer, size, items = 2, 2, 3, 60
+    consumed, notes = Tally(tmp_path / "consumed"), Tally(tally.path)
+    window = workers * (buffer + 1) * size
+
+    def sample(i: int) -> np.int64:
+        taken = len(consumed.lines()) * size
+        notes.note(f"ahead {i - taken}")
+        return np.int64(i)
+
+    feed = keep(mpfeed.from_map(sample, range(items), batch_size=size, buffer=buffer, epochs=1, **on(backend)))
+    iterator = iter(feed)
+    for number in range(items // size):
+        consumed.note(number)  # before it is taken, which makes room for another
+        next(iterator)
+        if backend != "inprocess":  # there the consumer's own thread produces
+            due = min(items, (number + 1 + workers * buffer) * size)  # so much lies ready, or is being made
+            assert eventually(partial(tally.reached, due)), "workers idle although there is room"
+    assert next(iterator, None) is None
+    ahead = [int(line.split()[1]) for line in tally.lines()]
+    assert len(ahead) == items
+    assert max(ahead) < window
+
+
+def test_at_most_buffer_messages_of_the_next_epoch_are_made_and_none_beyond_the_last(
+    remote: str, tally: Tally, keep: Keep
+) -> None:
+    notes = Tally(tally.path)
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        for i in range(8):
+            notes.note(f"{shard.epoch}")
+            yield np.int64(i)
+
+    buffer, size = 2, 2
+    options = on(remote, batch_size=size, buffer=buffer, epochs=2, shards=2)
+    feed = keep(mpfeed.from_generator(source, **options))
+    assert len(read(feed)) == 8
+    assert eventually(lambda: tally.lines().count("1") == 2 * buffer * size)
+    assert len(read(feed)) == 8
+    with pytest.raises(mpfeed.FeedClosed, match="epochs=2"):
+        iter(feed)
+    feed.close()
+    assert sorted(set(tally.lines())) == ["0", "1"]
+    assert [tally.lines().count(epoch) for epoch in "01"] == [16, 16]
+
+
+def test_what_was_read_ahead_is_not_more_than_buffer_messages(tally: Tally, keep: Keep) -> None:
+    notes = Tally(tally.path)
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        for i in range(20):
+            notes.note(shard.epoch)
+            yield np.int64(i)
+
+    feed = keep(mpfeed.from_generator(source, shards=2, batch_size=2, buffer=1, **on("process")))
+    assert len(read(feed)) == 20
+    assert eventually(lambda: tally.lines().count("1") == 2 * 1 * 2)
+    feed.close()  # workers answer what they were asked before they end
+    assert tally.lines().count("1") == 2 * 1 * 2
+
+
+def test_an_error_of_the_next_epoch_surfaces_only_there(backend: str, tally: Tally, keep: Keep) -> None:
+    notes = Tally(tally.path)
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        if shard.epoch == 1:
+            notes.note("raised")
+            raise ValueError("in the second epoch")
+        yield from map(np.int64, range(3))
+
+    feed = keep(mpfeed.from_generator(source, shards=1, **on(backend, workers=1)))
+    assert numbers(feed) == [0, 1, 2]
+    if backend != "inprocess":
+        assert eventually(tally.lines)
+    with pytest.raises(mpfeed.WorkerError, match="in the second epoch"):
+        next(iter(feed))
+    assert numbers(feed) == [0, 1, 2]
+
+
+def test_workers_outlive_an_epoch_and_a_break(remote: str, keep: Keep) -> None:
+    def pid(i: int) -> int:
+        return __import__("os").getpid()  # type: ignore[no-any-return]
+
+    feed = keep(mpfeed.from_map(pid, range(12), **on(remote)))
+    seen = set(numbers(feed))
+    for element in feed:
+        seen.add(int(element))
+        break
+    seen |= set(numbers(feed))
+    assert len(seen) == 2
+
+
+def test_a_closed_feed_that_is_held_keeps_nothing_of_its_workers(keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(lambda i: np.zeros(5000), range(10), **on("process")))
+    before = Holdings.now()
+    for element in feed:
+        del element
+    assert feed.element_spec.shape == (5000,)  # of the next epoch, which nobody iterates
+    feed.close()
+    assert before.left_behind() == {}
+
+
+def test_with_vary_epochs_false_every_iteration_is_epoch_0(backend: str, keep: Keep) -> None:
+    feed = keep(mapped(vary_epochs=False, batch_size=4, **on(backend, workers=1)))
+    first = digest(read(feed))
+    assert digest(read(feed)) == first
+    varied = keep(mapped(batch_size=4, **on("inprocess", workers=1)))
+    assert digest(read(varied)) == first
+    assert digest(read(varied)) != first
+
+
+def test_two_iterators_of_one_feed_are_two_epochs_that_do_not_disturb_each_other(backend: str, keep: Keep) -> None:
+    feed = keep(mapped(**on(backend, workers=1)))
+    alone = keep(mapped(**on("inprocess", workers=1)))
+    want = [read(alone), read(alone)]
+    one, two = iter(feed), iter(feed)
+    got = [(copied(next(one)), copied(next(two))) for _ in range(23)]
+    assert [digest(stream) for stream in zip(*got, strict=True)] == [digest(stream) for stream in want]
+
+
+def test_asking_for_the_spec_makes_element_0_only_and_the_first_iterator_gets_it(
+    backend: str, tally: Tally, keep: Keep
+) -> None:
+    notes = Tally(tally.path)
+
+    def sample(i: int) -> Any:
+        notes.note(i)
+        return {"x": np.zeros((2, 3), np.float32), "i": np.int64(i)}
+
+    feed = keep(mpfeed.from_map(sample, range(5), batch_size=1, epochs=1, **on(backend)))
+    assert tally.lines() == []
+    spec = feed.element_spec
+    assert (spec["x"].shape, spec["x"].dtype, spec["i"].shape) == ((None, 2, 3), np.float32, (None,))
+    assert tally.lines() == ["0"]
+    assert numbers(feed, "i") == list(range(5))
+    assert sorted(tally.lines()) == list("01234")
+
+
+# --------------------------------------------------------------------------------- 8. random numbers
+
+
+def draws_of_items(backend: str, workers: int, keep: Keep) -> list[list[tuple[float, ...]]]:
+    """What each item drew, an epoch a list: rng, random, np.random and OpenCV's."""
+
+    def draw(i: int, rng: np.random.Generator) -> Any:
+        import cv2
+
+        noise = np.zeros((1, 1), np.float64)
+        cv2.randu(noise, 0.0, 1.0)
+        return np.array([rng.random(), random.random(), np.random.random(), noise[0, 0]])
+
+    feed = keep(mpfeed.from_map(draw, range(7), seed=3, backend=backend, workers=workers))  # type: ignore[arg-type]
+    return [[tuple(element.tolist()) for element in feed] for _ in range(2)]
+
+
+def test_every_generator_is_seeded_by_epoch_and_item_alone(backend: str, keep: Keep) -> None:
+    pytest.importorskip("cv2")  # in-process it is seeded from the first item on only where it is imported already
+    epochs = draws_of_items(backend, 1 if backend == "inprocess" else 2, keep)
+    assert epochs == draws_of_items("inprocess", 1, keep)
+    for kind in zip(*(draw for epoch in epochs for draw in epoch), strict=True):
+        assert len(set(kind)) == 14  # no two items or epochs alike
+
+
+def draws_of_shards(backend: str, workers: int, keep: Keep) -> list[Any]:
+    def draw(shard: Shard) -> Iterator[Any]:
+        import cv2
+
+        noise = np.zeros((1, 1), np.float64)
+        cv2.randu(noise, 0.0, 1.0)  # per thread and not to be read back: promised where a shard starts
+        for _ in range(3):
+            yield np.array([shard.rng.random(), random.random(), np.random.random(), noise[0, 0]])
+
+    feed = keep(mpfeed.from_generator(draw, shards=3, seed=3, backend=backend, workers=workers))  # type: ignore[arg-type]
+    return read(feed, epochs=2)
+
+
+def test_every_generator_is_seeded_by_epoch_and_shard_alone(backend: str, keep: Keep) -> None:
+    pytest.importorskip("cv2")
+    got = draws_of_shards(backend, 1 if backend == "inprocess" else 2, keep)
+    assert digest(got) == digest(draws_of_shards("inprocess", 1, keep))
+    rows = np.stack(got)
+    for kind in range(3):
+        assert len(set(rows[:, kind].tolist())) == 18
+    assert len(set(rows[:, 3].tolist())) == 6
+
+
+def test_in_process_the_callers_own_random_state_is_restored(keep: Keep) -> None:
+    random.seed(12)
+    np.random.seed(12)
+    before = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]
+    with mapped(backend="inprocess", workers=1) as feed:
+        for _ in feed:
+            assert random.getstate() == before[0]
+    with generated(backend="inprocess", workers=1) as feed:
+        for _ in feed:
+            assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tobytes() == before[1]  # type: ignore[index]
+
+
+def test_another_seed_gives_another_stream_and_none_draws_one(keep: Keep) -> None:
+    def build(seed: int | None) -> str:
+        def draw(i: int, rng: np.random.Generator) -> Any:
+            return rng.random(2)
+
+        return digest(read(keep(mpfeed.from_map(draw, range(3), seed=seed, backend="inprocess"))))
+
+    assert build(0) == build(0)
+    assert len({build(0), build(1), build(None), build(None)}) == 4
