@@ -75,7 +75,8 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
     if console.width < _WIDTH:
         console = Console(width=_WIDTH)
     begun = time.monotonic()
-    rows = run_all(_jobs(wanted, silence) * rounds, console)
+    jobs = _jobs(wanted, silence) * rounds
+    rows = run_all(jobs, console)
     if json is not None:
         write(rows, json, benchmark="wait_time", verdicts=_verdicts(rows))
     if picture is not None:
@@ -85,7 +86,7 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
         show([row for row in medians(rows) if row.workload == name], sentence, console)
     took_s = time.monotonic() - begun
     console.print(f"\n{Surroundings.now()}\n{len(rows)} rows in {took_s:.0f} s", highlight=False)
-    raise typer.Exit(any(row.fault for row in rows))
+    raise typer.Exit(130 if len(rows) < len(jobs) else any(row.fault for row in rows))
 
 
 def _verdicts(rows: list[Row]) -> dict[str, str]:
