@@ -11,12 +11,14 @@ import pytest
 from leaks import Holdings
 from streams import Closes, Gate, Tally
 
+from mpfeed._options import BackendName
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
 # A fourth backend is one line here (and one in REMOTE, if its sources run elsewhere).
-BACKENDS = ["inprocess", "process", "ray"]
-REMOTE = ["process", "ray"]
+BACKENDS: list[BackendName] = ["inprocess", "process", "ray"]
+REMOTE: list[BackendName] = ["process", "ray"]
 
 C = TypeVar("C", bound=Closes)
 _REPORT = pytest.StashKey[pytest.TestReport]()
@@ -36,21 +38,21 @@ def local_ray() -> Iterator[Any]:
     ray.shutdown()
 
 
-def _ready(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
+def _ready(request: pytest.FixtureRequest) -> BackendName:
+    name: BackendName = request.param
     if name == "ray":
         request.getfixturevalue("local_ray")
     return name
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
+def backend(request: pytest.FixtureRequest) -> BackendName:
     """Every backend in turn."""
     return _ready(request)
 
 
 @pytest.fixture(params=REMOTE)
-def remote(request: pytest.FixtureRequest) -> str:
+def remote(request: pytest.FixtureRequest) -> BackendName:
     """Every backend whose sources run in other processes."""
     return _ready(request)
 

@@ -24,6 +24,7 @@ from mpfeed._layout import Allocator, Layout
 from mpfeed._messages import Drop, Failure, Joined, Reply, Request
 from mpfeed._producer import Producer, Settings, Work
 from mpfeed._serialize import failure_of, loads
+from mpfeed.backends.spawn import ALLOCATOR
 from mpfeed.transport.arena import Heap, Writer
 from mpfeed.transport.channel import WorkerChannel
 
@@ -82,7 +83,7 @@ def main(arguments: dict[str, Any]) -> NoReturn:
     """
     _die_with_parent(arguments["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in ("MALLOC_TOP_PAD_",):  # for this process alone, not for what the source starts
+    for name in ALLOCATOR:  # for this process alone, not for what the source starts
         os.environ.pop(name, None)
     for fd in (arguments["channel"], arguments["arena"], arguments["stacks"]):
         if fd >= 0:

@@ -1,0 +1,472 @@
+"""Misbehaving sources, as a table: what goes wrong, where, and what the consumer must see."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pytest
+from conftest import BACKENDS, REMOTE
+from streams import Tally, drain, numbers
+
+import mpfeed
+from mpfeed import Shard
+from mpfeed._options import BackendName
+
+COUNT = 6
+# Where it happens: the number of the element, or None for before all of them.
+PLACES: dict[str, int | None] = {"worker_init": None, "first": 0, "middle": 3, "last": COUNT - 1}
+TIMEOUT_S = {"process": 3.0, "ray": 12.0}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong and how it must read.
+
+    Attributes:
+        act: makes the misbehaving function; workers get it by value.
+        error: the class that the consumer sees.
+        words: in its message.
+        cause: the class of its ``__cause__``, where that survives on every backend.
+        dies: the worker vanishes, so this is no fault for code in the calling process; it is tried twice.
+        hangs: it never comes back; ``timeout=`` ends it.
+        exit_code: as ``WorkerDied`` names it, where the backend can know it.
+        element: it is about an element, so that worker_init cannot do it.
+    """
+
+    act: Callable[[], Callable[[], Any]]
+    error: type[mpfeed.MpfeedError]
+    words: tuple[str, ...] = ()
+    cause: type[BaseException] | None = None
+    dies: bool = False
+    hangs: bool = False
+    exit_code: int | None = None
+    element: bool = False
+
+
+def _raise() -> Callable[[], NoReturn]:
+    def act() -> NoReturn:
+        raise ZeroDivisionError("the very reason")
+
+    return act
+
+
+def _raise_unpicklable() -> Callable[[], NoReturn]:
+    class Stubborn(Exception):
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self.lock = __import__("threading").Lock()
+
+        def __reduce__(self) -> NoReturn:
+            raise TypeError("not me")
+
+    def act() -> NoReturn:
+        raise Stubborn("salt and pepper")
+
+    return act
+
+
+def _raise_with_two_arguments() -> Callable[[], NoReturn]:
+    class TwoArguments(Exception):
+        def __init__(self, path: str, line: int) -> None:
+            super().__init__(f"{path}:{line}")
+            self.line = line
+
+    def act() -> NoReturn:
+        raise TwoArguments("data.csv", 17)
+
+    return act
+
+
+def _sys_exit() -> Callable[[], NoReturn]:
+    def act() -> NoReturn:
+        sys.exit(5)
+
+    return act
+
+
+def _keyboard_interrupt() -> Callable[[], NoReturn]:
+    def act() -> NoReturn:
+        raise KeyboardInterrupt("from within")
+
+    return act
+
+
+def _exit(code: int) -> Callable[[], Callable[[], NoReturn]]:
+    def make() -> Callable[[], NoReturn]:
+        def act() -> NoReturn:
+            os._exit(code)
+
+        return act
+
+    return make
+
+
+def _signal(number: int) -> Callable[[], Callable[[], None]]:
+    def make() -> Callable[[], None]:
+        def act() -> None:
+            os.kill(os.getpid(), number)
+            __import__("threading").Event().wait(600)  # until it has arrived
+
+        return act
+
+    return make
+
+
+def _loop() -> Callable[[], NoReturn]:
+    def spins_for_ever() -> NoReturn:
+        while True:
+            pass
+
+    return spins_for_ever
+
+
+def _sleep() -> Callable[[], None]:
+    def waits_for_godot() -> None:
+        __import__("time").sleep(600)
+
+    return waits_for_godot
+
+
+def _ragged() -> Callable[[], Any]:
+    def act() -> Any:
+        return {"n": [np.zeros(2), [np.zeros(3), None]]}
+
+    return act
+
+
+def _wrong_shape() -> Callable[[], Any]:
+    def act() -> Any:
+        return {"n": np.zeros((2, 2), np.int64)}
+
+    return act
+
+
+def _nothing() -> Callable[[], Any]:
+    def act() -> Any:
+        return {"n": None}
+
+    return act
+
+
+FAULTS: dict[str, Fault] = {
+    "raise": Fault(_raise, mpfeed.WorkerError, ("ZeroDivisionError: the very reason", "Traceback"), ZeroDivisionError),
+    "unpicklable": Fault(_raise_unpicklable, mpfeed.WorkerError, ("Stubborn: salt and pepper", "Traceback")),
+    "two arguments": Fault(_raise_with_two_arguments, mpfeed.WorkerError, ("TwoArguments: data.csv:17", "Traceback")),
+    "sys.exit": Fault(_sys_exit, mpfeed.WorkerError, ("SystemExit: 5",), SystemExit),
+    "exit 0": Fault(_exit(0), mpfeed.WorkerDied, ("exit code 0",), dies=True, exit_code=0),
+    "exit 7": Fault(_exit(7), mpfeed.WorkerDied, ("exit code 7",), dies=True, exit_code=7),
+    "SIGKILL": Fault(_signal(signal.SIGKILL), mpfeed.WorkerDied, ("SIGKILL", "memory"), dies=True, exit_code=-9),
+    "SIGSEGV": Fault(_signal(signal.SIGSEGV), mpfeed.WorkerDied, ("SIGSEGV", "C code"), dies=True, exit_code=-11),
+    "SIGSTOP": Fault(_signal(signal.SIGSTOP), mpfeed.FeedTimeout, ("stopped by a signal",), hangs=True),
+    "endless loop": Fault(_loop, mpfeed.FeedTimeout, ("spins_for_ever",), hangs=True),
+    "endless sleep": Fault(_sleep, mpfeed.FeedTimeout, ("waits_for_godot",), hangs=True),
+    "ragged": Fault(_ragged, mpfeed.SignatureError, ("['n']",), element=True),
+    "none": Fault(_nothing, mpfeed.SignatureError, ("leaf ['n'] is None",), element=True),
+}
+
+# What takes more than about 5 s (hangs take their timeout, and Ray starts an actor twice) is left to `-m long`.
+QUICK_ON_RAY = {("raise", "middle"), ("two arguments", "worker_init"), ("SIGKILL", "middle"), ("exit 0", "first")}
+QUICK_HANGS = {("SIGSTOP", "middle"), ("endless loop", "first")}
+
+
+def rows() -> list[Any]:
+    chosen = []
+    for name, fault in FAULTS.items():
+        for place in PLACES:
+            for backend in BACKENDS:
+                if (fault.dies or fault.hangs) and backend not in REMOTE:
+                    continue
+                if fault.element and place == "worker_init":
+                    continue
+                quick = (name, place) in QUICK_ON_RAY if backend == "ray" else True
+                quick = quick and (not fault.hangs or (name, place) in QUICK_HANGS)
+                chosen.append(
+                    pytest.param(
+                        name, place, backend, id=f"{name}-{place}-{backend}", marks=() if quick else pytest.mark.long
+                    )
+                )
+    return chosen
+
+
+def misbehaving(fault: Fault, place: int | None, tally: Tally) -> tuple[Callable[..., Any], Callable[[], Any]]:
+    """(a source that does it at a place and notes how often, a worker_init that may)."""
+    act, notes = fault.act(), Tally(tally.path)
+
+    def init() -> Any:
+        if place is None:
+            notes.note("tried")
+            act()
+
+    def source(shard: Shard) -> Iterator[Any]:
+        for i in range(COUNT):
+            if i == place:
+                notes.note("tried")
+                bad = act()
+                if bad is not None:
+                    yield bad
+                    return
+            yield {"n": np.int64(i)}
+
+    return source, init
+
+
+@pytest.mark.parametrize(("name", "place", "backend"), rows())
+def test_a_fault_is_seen_as_what_it_is_after_the_elements_before_it(
+    name: str, place: str, backend: BackendName, tally: Tally, request: pytest.FixtureRequest
+) -> None:
+    if backend == "ray":
+        request.getfixturevalue("local_ray")
+    fault, at = FAULTS[name], PLACES[place]
+    source, init = misbehaving(fault, at, tally)
+    restarts = 1 if fault.dies else 0
+    timeout = TIMEOUT_S[backend] if fault.hangs else None
+    with mpfeed.from_generator(
+        source, shards=1, workers=1, backend=backend, worker_init=init, max_restarts=restarts, timeout=timeout, epochs=1
+    ) as feed:
+        got, error = drain(feed)
+    assert type(error) is fault.error, error
+    text = str(error)
+    if backend == "process" or not (fault.dies or fault.hangs):
+        assert [word for word in fault.words if word not in text] == [], text
+    if not (fault.hangs and name == "SIGSTOP"):  # a stopped process cannot even send what it has ready
+        assert numbers(got, "n") == list(range(at or 0))
+    # A death inside a message of several elements counts for its first; then they come one by one.
+    assert len(tally.lines()) in ({2, 3} if fault.dies and at else {1 + restarts})
+    check_attributes(fault, at, error, backend)
+
+
+def check_attributes(fault: Fault, at: int | None, error: Any, backend: BackendName) -> None:
+    if isinstance(error, mpfeed.WorkerDied):
+        assert error.worker == 0
+        if backend == "process":
+            assert error.exit_code == fault.exit_code
+        assert ("while it started" in str(error)) == (at is None)
+        assert "2 times" in str(error)
+        assert "max_restarts=1" in str(error)
+        if at is not None:
+            assert f"element {at} of shard 0 (epoch 0)" in str(error)
+    if isinstance(error, mpfeed.WorkerError):
+        assert (error.worker, error.shard, error.index) == (0, None if at is None else 0, at)
+        assert isinstance(error.__cause__, fault.cause or Exception)
+        assert ("worker_init" in str(error)) == (at is None)
+
+
+# -------------------------------------------------------------------------- what a table cannot say
+
+
+@pytest.mark.parametrize("make", ["map", "generator"])
+def test_a_worker_that_dies_once_is_replaced_and_the_stream_is_exact(
+    remote: BackendName, make: str, tally: Tally
+) -> None:
+    if remote == "ray" and make == "generator":
+        pytest.skip("one of two on Ray")
+    notes = Tally(tally.path)
+
+    def once(i: int) -> np.int64:
+        if i == 11 and not notes.lines():
+            notes.note("died")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.int64(i)
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        return map(once, shard.of(range(30)))
+
+    options: Any = {"workers": 2, "backend": remote, "max_restarts": 1}
+    with (
+        mpfeed.from_map(once, range(30), **options)
+        if make == "map"
+        else mpfeed.from_generator(source, shards=2, **options) as feed
+    ):
+        assert numbers(feed) == list(range(30))
+        assert sum(worker.restarts for worker in feed.stats().workers) == 1
+        assert numbers(feed) == list(range(30))
+    assert tally.lines() == ["died"]
+
+
+def test_deaths_are_counted_by_place_so_many_places_may_die_once_each(tally: Tally) -> None:
+    notes = Tally(tally.path)
+
+    def fragile(i: int) -> np.int64:
+        if i % 3 == 1 and str(i) not in notes.lines():
+            notes.note(i)
+            os._exit(1)
+        return np.int64(i)
+
+    with mpfeed.from_map(fragile, range(13), workers=2, backend="process", max_restarts=1, batch_size=1) as feed:
+        assert numbers(feed) == list(range(13))
+    assert sorted(map(int, tally.lines())) == [1, 4, 7, 10]
+
+
+def test_a_worker_killed_while_it_is_idle_is_replaced(tally: Tally) -> None:
+    def pid(i: int) -> int:
+        return os.getpid()
+
+    with mpfeed.from_map(pid, range(4), workers=1, backend="process", max_restarts=1, epochs=3) as feed:
+        first = set(numbers(feed))
+        os.kill(next(iter(first)), signal.SIGKILL)
+        second = set(numbers(feed)) - first
+        assert len(second) == 1
+        assert set(numbers(feed)) == second
+
+
+def test_the_epoch_after_an_error_is_whole(backend: BackendName) -> None:
+    if backend == "ray":
+        pytest.skip("nothing of it depends on where the worker runs")
+
+    def moody(shard: Shard) -> Iterator[np.int64]:
+        for i in range(4):
+            if shard.epoch == 0 and i == 2:
+                raise ValueError("only today")
+            yield np.int64(i)
+
+    with mpfeed.from_generator(moody, shards=1, workers=1, backend=backend) as feed:
+        got, error = drain(feed)
+        assert numbers(got) == [0, 1]
+        assert type(error) is mpfeed.WorkerError
+        assert numbers(feed) == [0, 1, 2, 3]
+
+
+def test_a_failing_collate_is_a_worker_error_that_names_the_batch(backend: BackendName) -> None:
+    def collate(samples: list[Any]) -> Any:
+        if 4 in samples:
+            raise LookupError("no such pair")
+        return np.stack(samples)
+
+    with mpfeed.from_map(np.int64, range(9), batch_size=3, collate=collate, workers=1, backend=backend) as feed:
+        got, error = drain(feed)
+    assert numbers(got) == [0, 1, 2]
+    assert type(error) is mpfeed.WorkerError
+    assert isinstance(error.__cause__, LookupError)
+    assert "the batch of items 3, 4, 5 (collate)" in str(error)
+
+
+def test_an_item_that_cannot_be_read_is_an_error_of_the_calling_process(remote: BackendName) -> None:
+    if remote == "ray":
+        pytest.skip("nothing of it depends on where the worker runs")
+
+    class Holey:
+        def __len__(self) -> int:
+            return 5
+
+        def __getitem__(self, i: int) -> int:
+            if i == 3:
+                raise OSError("bad sector")
+            return i
+
+    with mpfeed.from_map(np.int64, Holey(), workers=1, backend=remote, batch_size=1) as feed:
+        got, error = drain(feed)
+    assert numbers(got) == [0, 1, 2]
+    assert type(error) is mpfeed.WorkerError
+    assert (error.worker, error.index) == (None, 3)
+    assert "bad sector" in str(error)
+
+
+def test_a_keyboard_interrupt_inside_a_worker_is_just_an_error() -> None:
+    fault = Fault(_keyboard_interrupt, mpfeed.WorkerError)
+    act = fault.act()
+    with mpfeed.from_map(lambda i: act(), range(2), workers=1, backend="process") as feed:
+        _, error = drain(feed)
+    assert type(error) is mpfeed.WorkerError
+    assert "KeyboardInterrupt: from within" in str(error)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_an_element_unlike_the_declared_signature_is_refused_there(place: int) -> None:
+    tf = pytest.importorskip("tensorflow")
+    act = _wrong_shape()
+
+    def source(shard: Shard) -> Iterator[Any]:
+        for i in range(COUNT):
+            yield act() if i == place else {"n": np.int64(i)}
+
+    with mpfeed.from_generator(source, shards=1, workers=1, backend="process") as feed:
+        feed.dataset(output_signature={"n": tf.TensorSpec((), tf.int64)})
+        got, error = drain(feed)
+    assert numbers(got, "n") == list(range(place))
+    assert type(error) is mpfeed.SignatureError
+    assert f"element {place}: leaf ['n'] has shape (2, 2)" in str(error)
+
+
+def test_an_exception_class_of_the_main_module_comes_back_as_itself(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import sys
+import mpfeed
+
+class Spoilt(Exception):
+    def __init__(self, what, when):
+        super().__init__(what, when)
+
+def sample(i):
+    raise Spoilt("milk", i)
+
+with mpfeed.from_map(sample, range(3), workers=1, backend="process") as feed:
+    try:
+        next(iter(feed))
+    except mpfeed.WorkerError as error:
+        cause = error.__cause__
+        text = str(error)
+        print(isinstance(cause, Spoilt), cause.args, "program.py" in text, 'raise Spoilt("milk", i)' in text)
+"""
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True)
+    assert done.stdout == "True ('milk', 0) True True\n"
+
+
+def test_closing_a_feed_from_another_thread_ends_a_wait(remote: BackendName, tally: Tally) -> None:
+    import threading
+
+    from streams import eventually
+
+    notes = Tally(tally.path)
+
+    def stuck(i: int) -> None:
+        notes.note("stuck")
+        __import__("time").sleep(600)
+
+    feed = mpfeed.from_map(stuck, range(2), workers=1, backend=remote)
+    seen: list[BaseException | None] = []
+    reader = threading.Thread(target=lambda: seen.append(drain(feed)[1]))
+    reader.start()
+    assert eventually(tally.lines)
+    feed.close()
+    reader.join(30)
+    assert [type(error) for error in seen] == [mpfeed.FeedClosed]
+    with pytest.raises(mpfeed.FeedClosed):
+        iter(feed)
+
+
+@pytest.mark.parametrize("how", ["close", "exception", "break", "forgotten"])
+def test_however_a_feed_ends_nothing_is_left(how: str) -> None:  # the leak guard sees to it
+    def sample(i: int) -> Any:
+        return np.zeros(10_000)
+
+    feed = mpfeed.from_map(sample, range(100), workers=2, backend="process")
+    if how == "forgotten":
+        next(iter(feed))
+        with pytest.warns(ResourceWarning, match="was forgotten"):
+            del feed
+            gc.collect()
+        return
+    try:
+        for element in feed:
+            assert element.shape == (10_000,)
+            if how == "exception":
+                raise LookupError
+            if how == "break":
+                break
+    except LookupError:
+        pass
+    finally:
+        feed.close()
+        feed.close()
