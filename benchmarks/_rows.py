@@ -164,7 +164,8 @@ def _median(rows: list[Row]) -> Row:
 def write(rows: list[Row], path: Path, **beside: Any) -> None:
     """All rows to a file of JSON, and what is said beside them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**beside, "rows": [row.to_json() for row in rows]}, indent=1) + "\n")
+    text = json.dumps({**beside, "rows": [row.to_json() for row in rows]}, indent=1)
+    path.write_text(text.replace(f"{Path(__file__).resolve().parents[1]}/", "") + "\n")  # results may be published
 
 
 def _versions() -> dict[str, str]:
