@@ -16,6 +16,7 @@ from mpfeed._structure import Treespec, flatten, map_leaves
 # A message of small samples holds at most this much, and what was ready within this time (DESIGN: chunks).
 CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.010
+MAX_ROWS = 4096
 _IDLE_S = 1.0
 
 

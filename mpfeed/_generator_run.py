@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpfeed._collating import MAX_ROWS
 from mpfeed._crew import Crew
 from mpfeed._errors import MpfeedError
 from mpfeed._layout import Layout, Leaf
@@ -30,7 +31,7 @@ class _Shard:
     asked: int = 0  # units unanswered
     ended: bool = False
     incarnation: int = 0  # of the worker that holds its iterator
-    careful: bool = False  # a worker died on it: one sample at a time until a reply comes
+    careful_until: int = 0  # a worker died on it: up to this position one sample a message, so that it is named
     queue: deque[Made] = field(default_factory=deque)
     rest: tuple[Any, ...] = ()
 
@@ -146,7 +147,7 @@ class GeneratorRun(BaseRun):
         position = CONTINUE
         if shard.incarnation != incarnation:
             shard.incarnation, position = incarnation, shard.received
-        limit = 1 if shard.careful or self.priming else _NO_LIMIT
+        limit = 1 if shard.received < shard.careful_until or self.priming else _NO_LIMIT
         return MakeShard(number, self.number, self.epoch, shard.index, len(self._shards), position, limit)
 
     def receive(self, unit: Any, reply: Reply) -> None:
@@ -156,7 +157,6 @@ class GeneratorRun(BaseRun):
             return
         shard = unit.shard
         shard.asked -= not reply.more
-        shard.careful = False
         made = Made()
         made.take_reply(reply)
         count = sum(parcel.count for parcel in made.parcels)
@@ -199,7 +199,7 @@ class GeneratorRun(BaseRun):
 
     def retry(self, unit: Any) -> list[Any]:
         if not isinstance(unit, CollateUnit):
-            unit.shard.careful = True
+            unit.shard.careful_until = unit.shard.received + MAX_ROWS
         return [unit]
 
     # --------------------------------------------------------------------------------------- delivering

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpfeed import _context, _seed
-from mpfeed._collating import CHUNK_S, Batch, Chunk, EarlySender, packed
+from mpfeed._collating import CHUNK_S, MAX_ROWS, Batch, Chunk, EarlySender, packed
 from mpfeed._errors import SignatureError
 from mpfeed._layout import Allocator
 from mpfeed._messages import CONTINUE, Call, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
@@ -17,7 +17,6 @@ from mpfeed._serialize import failure_of, freeze, loads
 from mpfeed._source import CallSource, GeneratorSource, MapSource, Shard, Source
 
 _FIRST_ROWS = 16
-_MAX_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +240,7 @@ class Producer:
                 break
             shard.position += 1
             if chunk.full:
-                shard.rows = min(shard.rows * 2, _MAX_ROWS)
+                shard.rows = min(shard.rows * 2, MAX_ROWS)
                 break
             if time.perf_counter() >= deadline:
                 shard.rows = max(chunk.count, 1)
