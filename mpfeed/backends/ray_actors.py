@@ -112,6 +112,7 @@ class _Member:
         self.worker = worker
         self.actor = actor
         self.joined = False
+        self.calls: deque[tuple[str, Any]] = deque()  # unanswered, in the order they were made
 
 
 class _Loan(weakref.ref[Any]):
@@ -128,9 +129,9 @@ class _Engine:
         self._reserves = session.reserves
         self.room_bytes = int(IN_FLIGHT_SHARE * session.store_bytes) or None
         self._members: dict[int, _Member] = {}
-        # What Ray's own thread hands over: (member, kind, future), or None from `wake`.
-        self._done: queue.SimpleQueue[tuple[_Member, str, Any] | None] = queue.SimpleQueue()
-        self._heard: list[tuple[_Member, str, Any] | None] = []
+        # What Ray's own thread hands over: who has an answer, or None from `wake`.
+        self._done: queue.SimpleQueue[_Member | None] = queue.SimpleQueue()
+        self._heard: list[_Member | None] = []
         self._events: deque[Event] = deque()
         self._loans: dict[int, _Loan] = {}
         self._lent_bytes = 0
@@ -173,7 +174,8 @@ class _Engine:
 
     def _watch(self, member: _Member, kind: str, ref: Any) -> None:
         future = ref.future()
-        future.add_done_callback(lambda done: self._done.put((member, kind, done)))
+        member.calls.append((kind, future))
+        future.add_done_callback(lambda _: self._done.put(member))
 
     def send(self, worker: int, message: Request | Drop) -> None:
         member = self._members.get(worker)
@@ -209,12 +211,14 @@ class _Engine:
     def wake(self) -> None:
         self._done.put(None)
 
-    def _hear(self, item: tuple[_Member, str, Any] | None) -> None:
-        if item is None:
-            return
-        member, kind, future = item
-        if self._members.get(member.worker) is not member:
-            return  # of an actor that is gone: its death was reported
+    def _hear(self, member: _Member | None) -> None:
+        """What an actor answered, in the order of the calls: callbacks may come in another, a death before a reply."""
+        while member is not None and member.calls and member.calls[0][1].done():
+            if self._members.get(member.worker) is not member:
+                return  # of an actor that is gone: its death was reported
+            self._hear_call(member, *member.calls.popleft())
+
+    def _hear_call(self, member: _Member, kind: str, future: Any) -> None:
         error = future.exception()
         if error is not None:
             self._lost(member, error)
