@@ -52,7 +52,7 @@ class Limits:
     warm_up: int = 10
     slow_s: float = 0.3
     seconds: float | None = 5.5
-    after_s: float = 0.7
+    after_s: float = 0.6
     silence_s: float = 120.0
 
 

@@ -17,18 +17,19 @@ import psutil
 from benchmarks._job import Job
 from benchmarks._measure import Outcome
 
+_LOOK_S = 0.2
 _PACKAGES = ("mpfeed", "tensorflow", "numpy", "ray", "opencv-python")
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where and when a row was measured. ``load``: processes that ran or wanted to, the minute before."""
+    """Where and when a row was measured. ``busy``: share of the CPUs that others used just before."""
 
     machine: str
     cpus: int
     memory_gib: float
     system: str
-    load: float
+    busy: float
     measured_at: str
     versions: dict[str, str]
 
@@ -39,7 +40,7 @@ class Surroundings:
             cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
             memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
             system=platform.platform(terse=True),
-            load=round(os.getloadavg()[0], 2),
+            busy=round(psutil.cpu_percent(_LOOK_S) / 100, 2),
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             versions={"python": platform.python_version(), **_versions()},
         )

@@ -13,6 +13,7 @@ GIL), and the import of TensorFlow. It is one run of a few seconds a row: on a b
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from benchmarks._verdict import verdict
 from benchmarks.workloads import WORKLOADS
 
 _DEFAULT = ("article", "opencv")
+_BUSY = 0.15
 _WIDTH = 150  # of the table; a terminal that is narrower wraps it
 
 
@@ -86,6 +88,10 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
         show([row for row in medians(rows) if row.workload == name], sentence, console)
     took_s = time.monotonic() - begun
     console.print(f"\n{Surroundings.now()}\n{len(rows)} rows in {took_s:.0f} s", highlight=False)
+    busy = statistics.median([row.surroundings.busy for row in rows] or [0.0])
+    if busy > _BUSY:
+        said = f"Others used {busy:.0%} of the CPUs: repeat it on a quiet machine, or with --rounds 3."
+        console.print(said, style="red", highlight=False)
     raise typer.Exit(130 if len(rows) < len(jobs) else any(row.fault for row in rows))
 
 
