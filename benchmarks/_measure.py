@@ -94,11 +94,15 @@ class _Consumer:
             time.sleep(self._step_s)
         return waited
 
+    def drop(self) -> None:
+        """Let go of the iterator, which ends what it runs, as a loop does that is left."""
+        self._iterator = iter(())
+
     def _next(self) -> Any:
         try:
             return next(self._iterator)
         except StopIteration:
-            self._iterator = iter(())  # a `for` loop, too, drops an iterator before the next one starts
+            self.drop()  # as a `for` loop does before the next one starts
             self._iterator = iter(self._stream)
         try:
             return next(self._iterator)
@@ -126,7 +130,9 @@ def measure(job: Job, report: Report) -> Outcome:
         consumer = _Consumer(stream, step_s, workload.numbered and backend.numbers)
         opened_s = time.perf_counter() - begun
         first_batch_s = opened_s + consumer.take()
-        return _run(consumer, job, first_batch_s, _throttled(report))
+        outcome = _run(consumer, job, first_batch_s, _throttled(report))
+        consumer.drop()
+    return outcome
 
 
 def _run(consumer: _Consumer, job: Job, first_batch_s: float, report: Report) -> Outcome:

@@ -127,7 +127,8 @@ def ray_iter(workload: Workload, workers: int) -> Iterator[Stream]:
     finally:
         daemons = psutil.Process().children(recursive=True)
         ray.shutdown()
-        for daemon in daemons:  # some of Ray's outlive their session by many seconds
+        # Some of Ray's outlive their session by many seconds, and some are still being started.
+        for daemon in {*daemons, *psutil.Process().children(recursive=True)}:
             with suppress(psutil.Error):
                 daemon.kill()
         shutil.rmtree(folder, ignore_errors=True)
