@@ -89,6 +89,14 @@ class GeneratorRun(BaseRun):
             "tail": self._tail_taken,
         }
 
+    def discard(self) -> None:
+        for shard in self._shards:
+            shard.queue.clear()
+            shard.rest = ()
+        self._arrived.clear()
+        self._units.clear()
+        self._tail = None
+
     # ------------------------------------------------------------------------------------------ asking
 
     def pump(self) -> None:
@@ -292,9 +300,8 @@ class GeneratorRun(BaseRun):
         if not isinstance(made, Made) or not self._ordered or len(self._turns) < 2:
             return self.next_span()
         turns = [*self._turns[self._turn :], *self._turns[: self._turn]]
-        for shard in turns[1:]:
-            if not shard.queue and not shard.ended:
-                return None  # the others are on their way; a slow source sends small messages
+        if any(not shard.queue and not shard.ended for shard in turns[1:]):
+            return self.next_span()  # a late shard must not hold back the rows that come before its own
         heads = [shard.queue[0] if shard.queue else None for shard in turns]
         rounds = min(head.rows if head is not None else 0 for head in heads)
         parcels = [head.parcels[0] for head in heads if head is not None and head.parcels]

@@ -121,8 +121,7 @@ class FeedIterator(Iterator[Any]):
         self._span, self._arrays = None, []
         self._finalizer.detach()
         with self._run.crew.lock:
-            if not self._run.crew.closed:
-                self._run.close()
+            self._run.close()
 
     def close(self) -> None:
         """End this iteration; the workers stop making its elements. Idempotent, from any thread."""

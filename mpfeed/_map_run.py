@@ -117,6 +117,11 @@ class MapRun(BaseRun):
         elements = -(-start // self._unit_size)
         return elements // self._part.count
 
+    def discard(self) -> None:
+        self._pending.clear()
+        self._arrived.clear()
+        self._cutter = None
+
     # ------------------------------------------------------------------------------------------- asking
 
     def _positions(self, element: int) -> range | None:

@@ -167,7 +167,12 @@ class BaseRun:
         """End the run. The crew's lock is held."""
         if not self.closed:
             self.closed = True
+            self.discard()
             self.crew.drop(self)  # type: ignore[arg-type]
+
+    def discard(self) -> None:
+        """Let go of what has come and was not consumed: it aliases the workers' memory."""
+        raise NotImplementedError
 
     def position(self, unit: Any) -> Hashable:
         """See ``Run.position``."""
