@@ -1,0 +1,216 @@
+"""``state_dict``: a stream goes on exactly where it was left, whatever runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from streams import copied, digest, numbers
+
+import mpfeed
+from mpfeed import Shard
+from mpfeed._options import BackendName
+
+Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
+Build = Callable[..., mpfeed.Feed]
+LENGTHS = [7, 2, 5]
+
+
+def generated(**options: Any) -> mpfeed.Feed:
+    def source(shard: Shard) -> Iterator[Any]:
+        for i in range(LENGTHS[shard.index]):
+            yield np.array([shard.index, i]), shard.rng.random()
+
+    return mpfeed.from_generator(source, **{"shards": 3, "workers": 1, "backend": "inprocess", **options})
+
+
+def mapped(**options: Any) -> mpfeed.Feed:
+    def sample(i: int, rng: np.random.Generator) -> Any:
+        return np.int64(i), rng.random()
+
+    return mpfeed.from_map(sample, range(13), **{"shuffle": True, "workers": 1, "backend": "inprocess", **options})
+
+
+def skipping(**options: Any) -> mpfeed.Feed:
+    def picky(i: int) -> np.int64:
+        if i in (0, 3, 4, 5, 9, 12):
+            raise ValueError("bad")
+        return np.int64(i)
+
+    return mpfeed.from_map(picky, range(13), **{"on_error": "skip", "workers": 1, "backend": "inprocess", **options})
+
+
+def endless_items(**options: Any) -> mpfeed.Feed:
+    class Again:
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(11))
+
+    return mpfeed.from_map(np.int64, Again(), **{"workers": 1, "backend": "inprocess", **options})
+
+
+def collated(samples: list[Any]) -> Any:
+    return np.stack([np.asarray(sample) for sample in samples])
+
+
+STREAMS: dict[str, tuple[Build, dict[str, Any]]] = {
+    "generator": (generated, {}),
+    "generator, batches": (generated, {"batch_size": 2}),
+    "generator, remainders": (generated, {"batch_size": 3}),
+    "map": (mapped, {}),
+    "map, batches": (mapped, {"batch_size": 4}),
+    "skip": (skipping, {}),
+    "skip, batches": (skipping, {"batch_size": 3}),
+    "skip, collate": (skipping, {"batch_size": 2, "collate": collated}),
+    "no length": (endless_items, {"batch_size": 2}),
+}
+
+
+def through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_stream_goes_on_at_every_position(name: str, keep: Keep) -> None:
+    build, options = STREAMS[name]
+    whole = [[copied(element) for element in epoch] for epoch in [keep(build(**options))] * 2]
+    feed = keep(build(**options))
+    for number, epoch in enumerate(whole):
+        iterator = iter(feed)
+        for position in range(len(epoch) + 1):
+            later = keep(build(**options))
+            later.load_state_dict(through_json(feed.state_dict()))
+            rest = [copied(element) for element in later]
+            if position == len(epoch):  # the epoch may be over, or about to be
+                assert digest(rest) in (digest([]), digest(whole[number + 1]) if number == 0 else digest(rest))
+            else:
+                assert digest(rest) == digest(epoch[position:]), (number, position)
+                if number == 0:
+                    assert digest(later) == digest(whole[1]), (number, position)
+            if position < len(epoch):
+                assert digest([next(iterator)]) == digest([epoch[position]])
+        assert next(iterator, None) is None
+
+
+@pytest.mark.parametrize("name", ["generator, remainders", "map, batches"])
+def test_another_backend_with_other_workers_goes_on(remote: BackendName, name: str, keep: Keep) -> None:
+    build, options = STREAMS[name]
+    whole = [copied(element) for element in keep(build(**options))]
+    first = keep(build(**options))
+    iterator = iter(first)
+    for _ in range(len(whole) - 2):
+        next(iterator)
+    later = keep(build(**options, backend=remote) if remote == "ray" else build(**options, backend=remote, workers=3))
+    later.load_state_dict(first.state_dict())
+    assert digest(later) == digest(whole[-2:])
+
+
+def test_the_state_of_a_finished_epoch_is_the_beginning_of_the_next(keep: Keep) -> None:
+    feed = keep(mapped())
+    assert feed.state_dict()["taken"] == 0
+    first = [copied(element) for element in feed]
+    second_begin = feed.state_dict()
+    second = [copied(element) for element in feed]
+    later = keep(mapped())
+    later.load_state_dict(second_begin)
+    assert digest(later) == digest(second) != digest(first)
+
+
+def test_a_loaded_state_that_nothing_was_taken_from_yet_is_the_state(keep: Keep) -> None:
+    feed = keep(mapped(batch_size=2))
+    iterator = iter(feed)
+    for _ in range(3):
+        next(iterator)
+    state = feed.state_dict()
+    later = keep(mapped(batch_size=2))
+    later.load_state_dict(state)
+    assert later.state_dict() == state
+
+
+def test_a_state_may_be_loaded_into_the_same_feed_to_go_back(keep: Keep) -> None:
+    feed = keep(mapped(batch_size=2, backend="process"))
+    iterator = iter(feed)
+    next(iterator)
+    state = feed.state_dict()
+    rest = digest(iterator)
+    feed.load_state_dict(state)
+    assert digest(feed) == rest
+
+
+def test_a_drawn_seed_is_recorded_and_taken_over(keep: Keep) -> None:
+    feed = keep(mapped(seed=None))
+    iterator = iter(feed)
+    next(iterator)
+    later = keep(mapped(seed=None))
+    later.load_state_dict(through_json(feed.state_dict()))
+    assert digest(later) == digest(iterator)
+
+
+def test_shards_that_followed_the_workers_are_recorded_and_taken_over(keep: Keep) -> None:
+    def source(shard: Shard) -> Iterator[np.int64]:
+        return (np.int64(i) for i in shard.of(range(10)))
+
+    feed = keep(mpfeed.from_generator(source, workers=3, backend="inprocess"))
+    iterator = iter(feed)
+    assert [int(next(iterator)) for _ in range(4)] == [0, 1, 2, 3]
+    later = keep(mpfeed.from_generator(source, workers=1, backend="inprocess"))
+    later.load_state_dict(feed.state_dict())
+    assert numbers(later) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_map_that_goes_on_makes_none_of_what_was_consumed(keep: Keep) -> None:
+    made: list[int] = []
+
+    def sample(i: int) -> np.int64:
+        made.append(i)
+        return np.int64(i)
+
+    feed = keep(mpfeed.from_map(sample, range(20), backend="inprocess", batch_size=4))
+    iterator = iter(feed)
+    for _ in range(3):
+        next(iterator)
+    later = keep(mpfeed.from_map(sample, range(20), backend="inprocess", batch_size=4))
+    later.load_state_dict(feed.state_dict())
+    made.clear()
+    assert numbers(later) == list(range(12, 20))
+    assert min(made[:8]) == 12
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda: mapped(seed=1), "seed was 0 and is 1"),
+        (lambda: mapped(batch_size=2), "batch_size was None and is 2"),
+        (lambda: mapped(shuffle=False), "shuffle was True and is False"),
+        (lambda: mapped(vary_epochs=False), "vary_epochs"),
+        (generated, "kind was 'from_map' and is 'from_generator'"),
+        (skipping, "on_error was 'raise' and is 'skip'"),
+    ],
+)
+def test_the_state_of_another_stream_is_refused_and_named(
+    other: Callable[[], mpfeed.Feed], words: str, keep: Keep
+) -> None:
+    state = keep(mapped()).state_dict()
+    with pytest.raises(ValueError, match=words):
+        keep(other()).load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [None, {}, [1], "state", {"version": 1}])
+def test_what_is_no_state_is_refused(state: Any, keep: Keep) -> None:
+    with pytest.raises(ValueError, match="not a state of a feed"):
+        keep(mapped()).load_state_dict(state)
+
+
+def test_a_state_of_another_version_is_refused(keep: Keep) -> None:
+    feed = keep(mapped())
+    with pytest.raises(ValueError, match="version 99"):
+        feed.load_state_dict({**feed.state_dict(), "version": 99})
+
+
+def test_without_order_there_is_no_position(keep: Keep) -> None:
+    feed = keep(mapped(ordered=False))
+    for call in (feed.state_dict, lambda: feed.load_state_dict({}), lambda: feed.split(2)):
+        with pytest.raises(mpfeed.MpfeedError, match="ordered=True"):
+            call()
