@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Extra arguments of a command: make bench ARGS='--workload gil --workers 2'
 ARGS ?=
 
-.PHONY: help venv bench test test-long lint types format constraints clean
+.PHONY: help venv bench transport test test-long lint types format constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -17,6 +17,9 @@ venv: $(STAMP) ## create .venv with everything pinned (again only when pyproject
 
 bench: $(STAMP) ## measure how long a training loop waits for its batches (ARGS='--workload gil …')
 	$(RUN) benchmarks.wait_time $(ARGS)
+
+transport: $(STAMP) ## measure what carrying a batch costs, beside what memory allows (ARGS='--size 48MB --backend all')
+	$(RUN) benchmarks.transport $(ARGS)
 
 test: lint types ## ruff, mypy and the tests, all but the long ones
 	$(RUN) pytest tests $(ARGS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks import references
-from benchmarks._job import Workload
+from benchmarks._job import Job, Workload
 from benchmarks.references import Stream
 
 BARE, BARE_PARALLEL, PLAIN = "bare", "bare/parallel", "plain"
@@ -25,7 +26,8 @@ class Backend:
         label: how the table calls it; ``{workers}`` is filled in.
         open: a context that gives the stream of batches; it is timed up to the first batch.
         parallel: whether it uses the workers asked for, or one.
-        tensors: whether TensorFlow takes part; where not, neither does a training step.
+        tensors: whether TensorFlow takes part.
+        trains: whether the loop has a training step; a bare loop has none.
         numbers: whether the batches themselves arrive, so that one that came twice is seen.
         environment: of the row's process, beside the caller's.
     """
@@ -34,11 +36,18 @@ class Backend:
     open: Callable[[Workload, int], AbstractContextManager[Stream]]
     parallel: bool = True
     tensors: bool = True
+    trains: bool = True
     numbers: bool = True
     environment: dict[str, str] | None = None
 
     def workers(self, asked: int) -> int:
         return asked if self.parallel else 1
+
+
+def backend_of(job: Job) -> Backend:
+    """How the job's row gets its batches."""
+    backends: dict[str, Backend] = importlib.import_module(job.table).BACKENDS
+    return backends[job.backend]
 
 
 def _mpfeed(make: Callable[[], Any]) -> Callable[[Workload, int], AbstractContextManager[Stream]]:
@@ -67,11 +76,12 @@ def _process(transport: str) -> Callable[[], Any]:
 
 
 BACKENDS: dict[str, Backend] = {
-    BARE: Backend("bare loop", references.bare, parallel=False, tensors=False, environment=_ONE_THREAD),
+    BARE: Backend("bare loop", references.bare, parallel=False, tensors=False, trains=False, environment=_ONE_THREAD),
     BARE_PARALLEL: Backend(
         "{workers} bare loops at once",
         references.bare_parallel,
         tensors=False,
+        trains=False,
         numbers=False,
         environment=_ONE_THREAD,
     ),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import numpy as np
 
 from benchmarks._source import Source
 
@@ -15,6 +18,10 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -24,6 +31,8 @@ class Workload:
         leaves: the arrays of a batch, a tuple of these; empty where only the source knows.
         numbered: the first value of a batch's last array is the batch's own number, by which one that comes
             twice is seen.
+        marked: a batch begins with the place where its source had it (``benchmarks._places``), by which copies
+            are seen.
         step_s: seconds of a training step.
         batches: batches to measure.
     """
@@ -35,6 +44,7 @@ class Workload:
     batches: int
     leaves: tuple[Leaf, ...] = ()
     numbered: bool = False
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +68,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One row to measure: a workload through a backend, as ``benchmarks._backends`` names it."""
+    """One row to measure: a workload through a backend, as the module ``table`` names it in ``BACKENDS``."""
 
     workload: Workload
     backend: str
     limits: Limits
+    table: str = "benchmarks._backends"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,4 +83,4 @@ class Job:
         workload = dict(data["workload"])
         workload["source"] = Source(**workload["source"])
         workload["leaves"] = tuple(Leaf(tuple(leaf["shape"]), leaf["dtype"]) for leaf in workload["leaves"])
-        return cls(Workload(**workload), data["backend"], Limits(**data["limits"]))
+        return cls(Workload(**workload), data["backend"], Limits(**data["limits"]), data["table"])

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 
-from benchmarks._backends import BACKENDS
+from benchmarks._backends import backend_of
 from benchmarks._job import Job, Limits
+from benchmarks._places import copies
 from benchmarks._source import leaves
 from benchmarks.references import Stream
 
@@ -34,9 +37,11 @@ class Outcome:
         warm_up: batches before those.
         first_batch_s: from asking for the stream until its first batch, start of all workers included.
         wall_s, cpu_s: of the measured batches; the CPU time is this process's, all its threads included.
+        workers_cpu_s: CPU time of the processes that it started, and of theirs.
         batch_bytes: bytes of a batch.
         seen: batches whose number was looked at, all phases included.
         repeated: how many of those had come before.
+        copies: of a batch before it reached this process, and in it, as far as addresses tell; None if unknown.
     """
 
     waits_ms: tuple[float, ...]
@@ -44,16 +49,19 @@ class Outcome:
     first_batch_s: float
     wall_s: float
     cpu_s: float
+    workers_cpu_s: float
     batch_bytes: int
     seen: int
     repeated: int
+    copies: tuple[int, int] | None = None
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Outcome:
-        return cls(**{**data, "waits_ms": tuple(data["waits_ms"])})
+        copies = None if data["copies"] is None else tuple(data["copies"])
+        return cls(**{**data, "waits_ms": tuple(data["waits_ms"]), "copies": copies})
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "waits_ms": [round(wait_ms, 4) for wait_ms in self.waits_ms]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,8 @@ class _Consumer:
         self._step_s = step_s
         self._numbered = numbered
         self._numbers: set[int] = set()
+        self.looks_for_copies = False
+        self.copies: tuple[int, int] | None = None
         self.batch_bytes = 0
         self.seen = 0
 
@@ -112,6 +122,8 @@ class _Consumer:
     def _look_at(self, batch: Any) -> None:
         if not self.batch_bytes:
             self.batch_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves(batch))
+        if self.looks_for_copies and (found := copies(np.asarray(leaves(batch)[0]))) is not None:
+            self.copies = max(self.copies or found, found)
         if self._numbered:
             self.seen += 1
             self._numbers.add(int(np.asarray(leaves(batch)[-1]).flat[0]))
@@ -119,14 +131,14 @@ class _Consumer:
 
 def measure(job: Job, report: Report) -> Outcome:
     """Open the job's backend and run the loop through its phases."""
-    backend = BACKENDS[job.backend]
+    backend = backend_of(job)
     workload = job.workload
     if backend.tensors:
         _wake_tensorflow()
     report(Progress("start"))
     begun = time.perf_counter()
     with backend.open(workload, backend.workers(workload.workers)) as stream:
-        step_s = workload.step_s if backend.tensors else 0.0
+        step_s = workload.step_s if backend.trains else 0.0
         consumer = _Consumer(stream, step_s, workload.numbered and backend.numbers)
         opened_s = time.perf_counter() - begun
         first_batch_s = opened_s + consumer.take()
@@ -142,11 +154,14 @@ def _run(consumer: _Consumer, job: Job, first_batch_s: float, report: Report) ->
         warm_up += 1
         report(Progress("warm-up", warm_up, wait_s * 1e3))
     waits_ms: list[float] = []
+    workers_cpu_s = _cpu_of_workers_s()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     while not _enough(len(waits_ms), job.workload.batches, time.perf_counter() - wall_s, limits.seconds):
         waits_ms.append(consumer.take() * 1e3)
         report(Progress("measured", len(waits_ms), waits_ms[-1]))
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    worked_s = sum(max(0.0, s - workers_cpu_s.get(pid, 0.0)) for pid, s in _cpu_of_workers_s().items())
+    consumer.looks_for_copies = job.workload.marked
     _go_on(consumer, limits.after_s, report)
     return Outcome(
         waits_ms=tuple(waits_ms),
@@ -154,10 +169,22 @@ def _run(consumer: _Consumer, job: Job, first_batch_s: float, report: Report) ->
         first_batch_s=first_batch_s,
         wall_s=wall_s,
         cpu_s=cpu_s,
+        workers_cpu_s=worked_s,
         batch_bytes=consumer.batch_bytes,
         seen=consumer.seen,
         repeated=consumer.repeated,
+        copies=consumer.copies,
     )
+
+
+def _cpu_of_workers_s() -> dict[int, float]:
+    """CPU seconds of each process below this one, by process id."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            found[process.pid] = times.user + times.system
+    return found
 
 
 def _for_warm_up(consumer: _Consumer, limits: Limits) -> Iterator[float]:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import _measure, _run
-from benchmarks._backends import BACKENDS
+from benchmarks._backends import backend_of
 from benchmarks._job import Job
 from benchmarks._rows import Row
 from benchmarks._table import line
@@ -38,7 +38,7 @@ def run_all(jobs: Iterable[Job], console: Console) -> list[Row]:
 
 
 def _one(job: Job, display: Progress) -> Row:
-    label = BACKENDS[job.backend].label.format(workers=job.workload.workers)
+    label = backend_of(job).label.format(workers=job.workload.workers)
     name = f"{job.workload.name} · {label}"
     task = display.add_task(f"{name}: start", total=job.workload.batches)
 

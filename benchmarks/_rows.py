@@ -116,6 +116,7 @@ class Figures:
         step_ms: what passed between two waits, per batch.
         lost_ms: what a batch took beyond the step that was asked for.
         cpu_ms: CPU time of the training process, per batch.
+        workers_cpu_ms: of the processes that it started, per batch.
     """
 
     wait_mean_ms: float
@@ -127,6 +128,7 @@ class Figures:
     lost_ms: float
     batches_per_s: float
     cpu_ms: float
+    workers_cpu_ms: float
 
 
 def figures(outcome: Outcome, step_s: float) -> Figures:
@@ -144,6 +146,7 @@ def figures(outcome: Outcome, step_s: float) -> Figures:
         lost_ms=batch_ms - step_s * 1e3,
         batches_per_s=1e3 / batch_ms,
         cpu_ms=outcome.cpu_s / len(waits) * 1e3,
+        workers_cpu_ms=outcome.workers_cpu_s / len(waits) * 1e3,
     )
 
 

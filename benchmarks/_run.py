@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import psutil
 
-from benchmarks._backends import BACKENDS
+from benchmarks._backends import backend_of
 from benchmarks._job import Job
 from benchmarks._measure import Outcome, Progress
 from benchmarks._memory import PeakMemory, tree
@@ -32,7 +32,7 @@ _NOISE = ("WARNING: All log messages before absl", "I0000 ", "W0000 ")  # of Ten
 
 def run(job: Job, follow: Callable[[Progress], None]) -> Row:
     """Measure one row; ``follow`` hears how far it is."""
-    backend = BACKENDS[job.backend]
+    backend = backend_of(job)
     workers = backend.workers(job.workload.workers)
     surroundings = Surroundings.now()
     with tempfile.TemporaryFile("w+", errors="replace") as output, _process(job, output) as process:
@@ -43,7 +43,7 @@ def run(job: Job, follow: Callable[[Progress], None]) -> Row:
         job=job,
         label=backend.label.format(workers=workers),
         workers=workers,
-        step_s=job.workload.step_s if backend.tensors else 0.0,
+        step_s=job.workload.step_s if backend.trains else 0.0,
         surroundings=surroundings,
         outcome=None if error else process.outcome,
         error=error,
@@ -167,7 +167,7 @@ def _environment(job: Job) -> dict[str, str]:
     python_path = {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     # Keras is not needed, and its import costs every row 2 s; someone else's source may want it.
     spared = {"TF_USE_LEGACY_KERAS": "1"} if job.workload.leaves else {}
-    return {**os.environ, **_QUIET, **spared, **(BACKENDS[job.backend].environment or {}), **python_path}
+    return {**os.environ, **_QUIET, **spared, **(backend_of(job).environment or {}), **python_path}
 
 
 def _stop(popen: subprocess.Popen[Any]) -> None:

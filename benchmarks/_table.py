@@ -13,13 +13,18 @@ from benchmarks._backends import BARE, PLAIN
 from benchmarks._rows import Figures, Row
 
 _SAID = 12  # lines of a traceback
-_Cell = Callable[[Row, Figures], str]
+Columns = dict[str, Callable[[Row, Figures], str]]
 
 
 def show(rows: list[Row], verdict: str, console: Console) -> None:
     """The table of one workload, what went wrong, and the sentence that says what to use."""
-    table = Table(title=_title(rows), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    columns = _columns(rows)
+    draw(_title(rows), rows, _columns(rows), console)
+    console.print(Text(verdict, style="bold green"))
+
+
+def draw(title: str, rows: list[Row], columns: Columns, console: Console) -> None:
+    """Rows with these columns beside their names, and what went wrong."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("backend", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right")
@@ -31,7 +36,17 @@ def show(rows: list[Row], verdict: str, console: Console) -> None:
     for row in rows:
         for remark in _remarks(row):
             console.print(Text(f"{row.label}: {remark}", style="red"))
-    console.print(Text(verdict, style="bold green"))
+
+
+def markdown(rows: list[Row], columns: Columns) -> str:
+    """The same table for a page."""
+    heads = [" ".join(head.split()) for head in columns]
+    lines = [["row", *heads], ["---"] * (len(heads) + 1)]
+    for row in rows:
+        figures = row.figures
+        cells = ["failed"] if figures is None else [cell(row, figures) for cell in columns.values()]
+        lines.append([row.label, *cells, *[""] * (len(heads) - len(cells))])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def _remarks(row: Row) -> list[str]:
@@ -58,9 +73,9 @@ def _title(rows: list[Row]) -> str:
     return f"{workload.name}: {workload.workers} workers, training step {workload.step_s:g} s{size}"
 
 
-def _columns(rows: list[Row]) -> dict[str, _Cell]:
+def _columns(rows: list[Row]) -> Columns:
     by_backend = {row.backend: row.figures for row in rows}
-    columns: dict[str, _Cell] = {
+    columns: Columns = {
         "wait ms\nmean": lambda row, f: _ms(f.wait_mean_ms),
         "\np50": lambda row, f: _ms(f.wait_p50_ms),
         "\np95": lambda row, f: _ms(f.wait_p95_ms),

@@ -9,18 +9,16 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import shutil
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import psutil
 
 from benchmarks._job import Workload
+from benchmarks._ray import local_ray
 from benchmarks._source import Shard, Source
 
 Stream = Iterable[Any]
@@ -112,26 +110,13 @@ def _put(queue: Any, source: Source, shard: Shard) -> None:
 @contextmanager
 def ray_iter(workload: Workload, workers: int) -> Iterator[Stream]:
     """``ray.util.iter.from_iterators(...).gather_async()``, deprecated and still copied."""
-    import ray
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from ray.util import iter as parallel
 
     parts = [functools.partial(workload.source.batches, Shard(i, workers)) for i in range(workers)]
-    folder = tempfile.mkdtemp(prefix="ray-")
-    cpus = max(workers, os.cpu_count() or 1)
-    ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
-    try:
+    with local_ray(workers):
         yield _dataset(workload, lambda: iter(parallel.from_iterators(parts).gather_async()))
-    finally:
-        daemons = psutil.Process().children(recursive=True)
-        ray.shutdown()
-        # Some of Ray's outlive their session by many seconds, and some are still being started.
-        for daemon in {*daemons, *psutil.Process().children(recursive=True)}:
-            with suppress(psutil.Error):
-                daemon.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 # ------------------------------------------------------------------------------------- shared by the rows
