@@ -5,10 +5,13 @@ CONSTRAINTS := constraints/py311.txt
 VENV := .venv
 RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/.installed
+PEERS := .venvs/peers
+PEERS_CONSTRAINTS := constraints/peers-py311.txt
+PEERS_STAMP := $(PEERS)/.installed
 # Extra arguments of a command: make bench ARGS='--workload gil --workers 2'
 ARGS ?=
 
-.PHONY: help venv bench transport test test-long lint types format constraints clean
+.PHONY: help venv bench transport peers test test-long lint types format constraints peers-constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -20,6 +23,10 @@ bench: $(STAMP) ## measure how long a training loop waits for its batches (ARGS=
 
 transport: $(STAMP) ## measure what carrying a batch costs, beside what memory allows (ARGS='--size 48MB --backend all')
 	$(RUN) benchmarks.transport $(ARGS)
+
+# The environment of its own has the same versions of what both have, and the other libraries besides.
+peers: $(PEERS_STAMP) ## measure mpfeed beside PyTorch, Grain, SPDL, Ray Data … (ARGS='--workload 48MB …')
+	$(PEERS)/bin/python -m benchmarks.peers $(ARGS)
 
 test: lint types ## ruff, mypy and the tests, all but the long ones
 	$(RUN) pytest tests $(ARGS)
@@ -51,6 +58,13 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(RUN) pip install --constraint $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) --editable '.[all]' --group dev
 	@touch $@
 
+$(PEERS_STAMP): $(STAMP) $(PEERS_CONSTRAINTS)
+	$(VENV)/bin/python -m venv --clear $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade --constraint $(CONSTRAINTS) pip setuptools
+	$(PEERS)/bin/python -m pip install --constraint $(PEERS_CONSTRAINTS) --build-constraint $(CONSTRAINTS) \
+	  --editable '.[all]' --group peers
+	@touch $@
+
 constraints: ## resolve the dependencies anew with Python 3.11 and write the constraints file
 	"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "this file is for Python 3.11")'
 	"$(PYTHON)" -m venv --clear .venvs/resolve
@@ -60,6 +74,16 @@ constraints: ## resolve the dependencies anew with Python 3.11 and write the con
 	{ echo '# Python 3.11, Linux x86_64: mpfeed[all] and the group dev. Written by `make constraints`.'; \
 	  .venvs/resolve/bin/python -m pip freeze --all --exclude-editable; } > $(CONSTRAINTS).new
 	mv $(CONSTRAINTS).new $(CONSTRAINTS)
+	rm -rf .venvs/resolve
+
+peers-constraints: $(STAMP) ## the same for the other libraries, with the versions of the constraints file where it has them
+	$(VENV)/bin/python -m venv --clear .venvs/resolve
+	.venvs/resolve/bin/python -m pip install --quiet --upgrade --constraint $(CONSTRAINTS) pip setuptools
+	.venvs/resolve/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[all]' --group peers
+	.venvs/resolve/bin/python -m pip check
+	{ echo '# Python 3.11, Linux x86_64: mpfeed[all] and the group peers. Written by `make peers-constraints`.'; \
+	  .venvs/resolve/bin/python -m pip freeze --all --exclude-editable | sed 's/+cpu$$//'; } > $(PEERS_CONSTRAINTS).new
+	mv $(PEERS_CONSTRAINTS).new $(PEERS_CONSTRAINTS)
 	rm -rf .venvs/resolve
 
 clean: ## delete caches and build products, and keep .venv

@@ -15,7 +15,7 @@ from benchmarks.references import Stream
 BARE, BARE_PARALLEL, PLAIN = "bare", "bare/parallel", "plain"
 # One thread to a worker, for rows whose own workers fill the cores, as OpenCV and the BLAS libraries advise.
 # mpfeed does that itself, and in a single process their own threads are the user's gain.
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +76,19 @@ def _process(transport: str) -> Callable[[], Any]:
 
 
 BACKENDS: dict[str, Backend] = {
-    BARE: Backend("bare loop", references.bare, parallel=False, tensors=False, trains=False, environment=_ONE_THREAD),
+    BARE: Backend("bare loop", references.bare, parallel=False, tensors=False, trains=False, environment=ONE_THREAD),
     BARE_PARALLEL: Backend(
         "{workers} bare loops at once",
         references.bare_parallel,
         tensors=False,
         trains=False,
         numbers=False,
-        environment=_ONE_THREAD,
+        environment=ONE_THREAD,
     ),
     PLAIN: Backend("tf.data from_generator", references.plain, parallel=False),
-    "interleave": Backend("tf.data interleave, {workers} threads", references.interleave, environment=_ONE_THREAD),
-    "mp_queue": Backend("multiprocessing.Queue by hand", references.mp_queue, environment=_ONE_THREAD),
-    "ray_iter": Backend("ray.util.iter", references.ray_iter, environment=_ONE_THREAD),
+    "interleave": Backend("tf.data interleave, {workers} threads", references.interleave, environment=ONE_THREAD),
+    "mp_queue": Backend("multiprocessing.Queue by hand", references.mp_queue, environment=ONE_THREAD),
+    "ray_iter": Backend("ray.util.iter", references.ray_iter, environment=ONE_THREAD),
     "inprocess": Backend("mpfeed inprocess", _mpfeed(lambda: "inprocess"), parallel=False),
     "threads": Backend("mpfeed inprocess, {workers} threads", _mpfeed(lambda: "inprocess")),
     "process/queue": Backend("mpfeed process, queue", _mpfeed(_process("queue"))),

@@ -39,6 +39,7 @@ class Outcome:
         wall_s, cpu_s: of the measured batches; the CPU time is this process's, all its threads included.
         workers_cpu_s: CPU time of the processes that it started, and of theirs.
         batch_bytes: bytes of a batch.
+        holds: what the loop got for an array, as a type's name.
         seen: batches whose number was looked at, all phases included.
         repeated: how many of those had come before.
         copies: of a batch before it reached this process, and in it, as far as addresses tell; None if unknown.
@@ -51,6 +52,7 @@ class Outcome:
     cpu_s: float
     workers_cpu_s: float
     batch_bytes: int
+    holds: str
     seen: int
     repeated: int
     copies: tuple[int, int] | None = None
@@ -88,6 +90,7 @@ class _Consumer:
         self.looks_for_copies = False
         self.copies: tuple[int, int] | None = None
         self.batch_bytes = 0
+        self.holds = ""
         self.seen = 0
 
     @property
@@ -122,6 +125,7 @@ class _Consumer:
     def _look_at(self, batch: Any) -> None:
         if not self.batch_bytes:
             self.batch_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves(batch))
+            self.holds = _type_name(leaves(batch)[0])
         if self.looks_for_copies and (found := copies(np.asarray(leaves(batch)[0]))) is not None:
             self.copies = max(self.copies or found, found)
         if self._numbered:
@@ -171,10 +175,17 @@ def _run(consumer: _Consumer, job: Job, first_batch_s: float, report: Report) ->
         cpu_s=cpu_s,
         workers_cpu_s=worked_s,
         batch_bytes=consumer.batch_bytes,
+        holds=consumer.holds,
         seen=consumer.seen,
         repeated=consumer.repeated,
         copies=consumer.copies,
     )
+
+
+def _type_name(leaf: Any) -> str:
+    """The type with the package it is of."""
+    kind = type(leaf)
+    return f"{kind.__module__.split('.')[0]}.{kind.__name__}"
 
 
 def _cpu_of_workers_s() -> dict[int, float]:

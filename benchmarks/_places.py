@@ -81,7 +81,7 @@ def copies(array: Any) -> tuple[int, int] | None:
         return 0, 0
     if source.file == -os.getpid():
         return 0, 1
-    return int(source.file < 0), int(here.file < 0)
+    return (1, 0) if here.file > 0 else (int(source.file < 0), 1)
 
 
 def _first(array: Any) -> Any:

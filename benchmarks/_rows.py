@@ -19,6 +19,7 @@ from benchmarks._measure import Outcome
 
 _LOOK_S = 0.2
 _PACKAGES = ("mpfeed", "tensorflow", "numpy", "ray", "opencv-python")
+_PEERS = ("torch", "grain", "spdl", "datasets", "keras", "batchgenerators", "tensorpack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,18 @@ class Row:
     def workload(self) -> str:
         return self.job.workload.name
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Row:
+        """A row as ``to_json`` gave it."""
+        plain = {field: data[field] for field in ("label", "workers", "step_s", "error", "peak_pss_bytes")}
+        return cls(
+            job=Job.from_json(data["job"]),
+            surroundings=Surroundings(**data["surroundings"]),
+            outcome=Outcome.from_json(data["outcome"]) if "outcome" in data else None,
+            notes=tuple(data["notes"]),
+            **plain,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """All of it, and the figures of the table beside the raw waits."""
         data = {field: getattr(self, field) for field in ("label", "workers", "step_s", "error", "notes")}
@@ -172,9 +185,14 @@ def write(rows: list[Row], path: Path, **beside: Any) -> None:
     path.write_text(text.replace(f"{Path(__file__).resolve().parents[1]}/", "") + "\n")  # results may be published
 
 
+def read(path: Path) -> list[Row]:
+    """The rows that ``write`` wrote."""
+    return [Row.from_json(row) for row in json.loads(path.read_text())["rows"]]
+
+
 def _versions() -> dict[str, str]:
     found = {}
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, *_PEERS):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

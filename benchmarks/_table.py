@@ -116,3 +116,10 @@ def _times(ratio: float, row: Row) -> str:
 
 def _ms(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def short(value: float) -> str:
+    """Three digits that say something."""
+    if 0 < value < 1e-4:
+        return "<.0001"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

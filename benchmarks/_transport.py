@@ -14,47 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import _ready_made
 from benchmarks._backends import Backend
 from benchmarks._job import Leaf, Workload
-from benchmarks._places import mark
 from benchmarks._ray import local_ray
+from benchmarks._ready_made import marked
 from benchmarks._source import Source
 from benchmarks.references import Stream
 
 CHUNK = 256
-_ALIGNMENT = 64  # from where on TensorFlow takes an array without a copy
 _IN_FLIGHT = 2
 
 _Open = Callable[[Workload, int], AbstractContextManager[Stream]]
-
-
-# ------------------------------------------------------------------------------------------------ sources
-
-
-def ready_made(shard: Any, shape: tuple[int, ...], dtype: str) -> Iterator[Any]:
-    """One array, again and again."""
-    return itertools.repeat(marked(tuple(shape), dtype))
-
-
-def in_place(shard: Any, shape: tuple[int, ...], dtype: str) -> Iterator[Any]:
-    """Arrays of ``mpfeed.empty``, whose values are whatever is there."""
-    import mpfeed
-
-    while True:
-        array = mpfeed.empty(tuple(shape), dtype)
-        mark(array)
-        yield array
-
-
-def marked(shape: tuple[int, ...], dtype: str) -> Any:
-    """An aligned array of random bytes that begins with its own place."""
-    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
-    memory = memory[start : start + nbytes]
-    memory[:] = np.random.default_rng(0).integers(0, 64, nbytes, np.uint8)  # below 64: no float is NaN
-    mark(memory)
-    return memory.view(dtype).reshape(shape)
 
 
 # -------------------------------------------------------------------------------------- limits, for NumPy
@@ -193,7 +164,7 @@ def _in_place(opened: _Open) -> _Open:
     """The same way for a source that makes its arrays where they travel from."""
 
     def open_feed(workload: Workload, workers: int) -> AbstractContextManager[Stream]:
-        source = Source(f"{__name__}:in_place", workload.source.options)
+        source = Source(f"{_ready_made.__name__}:in_place", workload.source.options)
         return opened(Workload(workload.name, source, workers, 0.0, workload.batches, workload.leaves), workers)
 
     return open_feed
@@ -263,6 +234,6 @@ BACKENDS: dict[str, Backend] = {
 
 def workload(name: str, shape: tuple[int, ...], dtype: str, batch_size: int | None, workers: int) -> Workload:
     """Batches of one array, or samples of it where there is a batch size."""
-    source = Source(f"{__name__}:ready_made", {"shape": list(shape), "dtype": dtype}, batch_size)
+    source = Source(f"{_ready_made.__name__}:ready_made", {"shape": list(shape), "dtype": dtype}, batch_size)
     batch = shape if batch_size is None else (batch_size, *shape)
     return Workload(name, source, workers, 0.0, 20_000, (Leaf(batch, dtype),), marked=True)

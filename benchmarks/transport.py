@@ -27,7 +27,7 @@ from benchmarks._bars import bars
 from benchmarks._job import Job, Limits, Workload
 from benchmarks._progress import run_all
 from benchmarks._rows import Row, Surroundings, medians, write
-from benchmarks._table import Columns, draw, markdown
+from benchmarks._table import Columns, draw, markdown, short
 from benchmarks._transport import BACKENDS
 
 _SIZES: dict[str, tuple[tuple[int, ...], str, int | None]] = {
@@ -135,20 +135,20 @@ def _columns(rows: list[Row]) -> Columns:
     copied = next((row.figures for row in rows if row.backend == "copyto"), None)
     columns: Columns = {
         "batches\n/s": lambda row, f: f"{f.batches_per_s:,.0f}",
-        "GB/s": lambda row, f: _short(_gigabytes(row) * f.batches_per_s),
-        "ms a\nbatch": lambda row, f: _short(1e3 / f.batches_per_s),
+        "GB/s": lambda row, f: short(_gigabytes(row) * f.batches_per_s),
+        "ms a\nbatch": lambda row, f: short(1e3 / f.batches_per_s),
     }
     if copied is not None:
         rate = copied.batches_per_s
-        columns["×\ncopyto"] = lambda row, f: _short(rate / f.batches_per_s)
+        columns["×\ncopyto"] = lambda row, f: short(rate / f.batches_per_s)
     return columns | {
-        "training\nCPU ms": lambda row, f: _short(f.cpu_ms),
-        "CPU\ns/GB": lambda row, f: _short(f.cpu_ms / 1e3 / _gigabytes(row)),
-        "workers\nCPU ms": lambda row, f: _short(f.workers_cpu_ms),
-        "their\ns/GB": lambda row, f: _short(f.workers_cpu_ms / 1e3 / _gigabytes(row)),
+        "training\nCPU ms": lambda row, f: short(f.cpu_ms),
+        "CPU\ns/GB": lambda row, f: short(f.cpu_ms / 1e3 / _gigabytes(row)),
+        "workers\nCPU ms": lambda row, f: short(f.workers_cpu_ms),
+        "their\ns/GB": lambda row, f: short(f.workers_cpu_ms / 1e3 / _gigabytes(row)),
         "copied in\nworkers": lambda row, f: _copies(row, 0),
         "in\ntraining": lambda row, f: _copies(row, 1),
-        "wait\np95 ms": lambda row, f: _short(f.wait_p95_ms),
+        "wait\np95 ms": lambda row, f: short(f.wait_p95_ms),
         "peak\nMB": lambda row, f: f"{row.peak_pss_bytes / 1e6:,.0f}",
         "\nn": lambda row, f: f"{len(row.outcome.waits_ms) if row.outcome else 0:,}",
     }
@@ -160,13 +160,6 @@ def _gigabytes(row: Row) -> float:
 
 def _copies(row: Row, where: int) -> str:
     return "-" if row.outcome is None or row.outcome.copies is None else str(row.outcome.copies[where])
-
-
-def _short(value: float) -> str:
-    """Three digits that say something."""
-    if 0 < value < 1e-4:
-        return "<.0001"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 if __name__ == "__main__":
