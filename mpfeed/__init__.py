@@ -4,20 +4,50 @@ Generators and functions that hold the GIL run in worker processes, or in Ray ac
 their batches reach TensorFlow as a ``tf.data.Dataset`` without being copied in the training process.
 """
 
-from mpfeed._collate import collate_padded
-from mpfeed._context import Worker, empty, worker
-from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, SignatureError, WorkerDied, WorkerError
-from mpfeed._factories import from_generator, from_map
-from mpfeed._feed import Feed
-from mpfeed._function import NumpyFunction, numpy_function
-from mpfeed._iterator import FeedIterator
-from mpfeed._source import Shard
-from mpfeed._stats import FeedStats, WorkerStats
-from mpfeed.backends.in_process import InProcess
-from mpfeed.backends.processes import Process
-from mpfeed.backends.ray_actors import Ray
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from mpfeed._collate import collate_padded
+    from mpfeed._context import Worker, empty, worker
+    from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, SignatureError, WorkerDied, WorkerError
+    from mpfeed._factories import from_generator, from_map
+    from mpfeed._feed import Feed
+    from mpfeed._function import NumpyFunction, numpy_function
+    from mpfeed._iterator import FeedIterator
+    from mpfeed._source import Shard
+    from mpfeed._stats import FeedStats, WorkerStats
+    from mpfeed.backends.in_process import InProcess
+    from mpfeed.backends.processes import Process
+    from mpfeed.backends.ray_actors import Ray
 
 __version__ = "0.1.0"
+
+# Each name is imported on first use: a worker imports this package too, and needs few of them.
+_HOMES = {
+    "Feed": "_feed",
+    "FeedClosed": "_errors",
+    "FeedIterator": "_iterator",
+    "FeedStats": "_stats",
+    "FeedTimeout": "_errors",
+    "InProcess": "backends.in_process",
+    "MpfeedError": "_errors",
+    "NumpyFunction": "_function",
+    "Process": "backends.processes",
+    "Ray": "backends.ray_actors",
+    "Shard": "_source",
+    "SignatureError": "_errors",
+    "Worker": "_context",
+    "WorkerDied": "_errors",
+    "WorkerError": "_errors",
+    "WorkerStats": "_stats",
+    "collate_padded": "_collate",
+    "empty": "_context",
+    "from_generator": "_factories",
+    "from_map": "_factories",
+    "numpy_function": "_function",
+    "worker": "_context",
+}
 
 __all__ = [
     "Feed",
@@ -43,3 +73,15 @@ __all__ = [
     "numpy_function",
     "worker",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

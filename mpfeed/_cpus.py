@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import time
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 def usable_cpus() -> int:
@@ -27,3 +30,24 @@ def _cgroup_quota() -> float | None:
             return None if limit <= 0 else limit / int(file.read())
     except (OSError, ValueError):
         return None
+
+
+def busy_share(seconds: float) -> float | None:
+    """Share of all CPUs' time that something used while this process slept so long; None where that is unknown."""
+    before = cpu_times()
+    time.sleep(seconds)
+    after = cpu_times()
+    if before is None or after is None or after[1] <= before[1]:
+        return None
+    return (after[0] - before[0]) / (after[1] - before[1])
+
+
+def cpu_times() -> tuple[float, float] | None:
+    """(busy, all) CPU seconds of the machine since it started, over all its CPUs; None where that is unknown."""
+    try:
+        with open("/proc/stat") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    idle = sum(ticks[3:5])  # and waiting for I/O
+    return (sum(ticks) - idle) / _TICKS_PER_S, sum(ticks) / _TICKS_PER_S

@@ -158,6 +158,12 @@ class Crew:
         """How often the worker was started; the run's open shards live in one incarnation."""
         return self._members[worker].incarnation
 
+    def start_all(self) -> None:
+        """Start the workers that were never started, so that they are ready when they are asked. The lock is held."""
+        for worker, member in enumerate(self._members):
+            if not member.incarnation:
+                self._start(worker)
+
     def submit(self, run: Run, unit: Unit, worker: int) -> None:
         """Send a unit to a worker, starting it if need be. The lock is held."""
         member = self._members[worker]

@@ -183,7 +183,7 @@ class Feed:
         run = self._primed
         start = time.perf_counter()
         try:
-            first: Parcel | End = run.crew.wait_for(lambda: pumped(run, run.peek))
+            first: Parcel | End = run.crew.wait_for(lambda: _primed(run))
         except Broken as broken:
             self._unprime()
             raise broken.error from broken.error.__cause__
@@ -445,6 +445,13 @@ class Feed:
             self._logged_skip = True
             index, text = skipped[0]
             log.warning("item %d was skipped: %s (on_error='skip'; further ones are counted in stats())", index, text)
+
+
+def _primed(run: BaseRun) -> Any:
+    """The first element once it is there; meanwhile those workers start too that it does not need."""
+    first = pumped(run, run.peek)
+    run.crew.start_all()
+    return first
 
 
 def _close_forgotten(crew: Crew, name: str) -> None:

@@ -22,6 +22,8 @@ def test_the_public_names_are_these_and_sorted() -> None:
 
 
 def test_every_other_name_of_the_package_is_private() -> None:
+    for name in NAMES:
+        getattr(mpfeed, name)  # imported on first use
     modules = {name for name, value in vars(mpfeed).items() if type(value) is type(mpfeed)}
     assert {name for name in vars(mpfeed) if not name.startswith("_")} - modules == set(NAMES)
 
@@ -38,7 +40,7 @@ def test_every_error_is_an_mpfeed_error() -> None:
 
 @pytest.mark.parametrize("code", ["import mpfeed", "from mpfeed import *"])
 def test_importing_loads_none_of_the_heavy_packages(code: str) -> None:
-    heavy = "{'tensorflow', 'ray', 'cv2', 'keras', 'ml_dtypes', 'multiprocessing'}"
+    heavy = "{'tensorflow', 'ray', 'cv2', 'keras', 'ml_dtypes', 'multiprocessing', 'typer', 'rich'}"
     program = f"import sys\n{code}\nprint(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -20,6 +20,7 @@ from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads, main_arguments
 from mpfeed.backends import spawn
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
+from mpfeed.backends.environment import worker_environment
 from mpfeed.backends.worker import NeedRoom, Room, Start, resolve_layout, stack_signal
 from mpfeed.transport.arena import Reader, create_file
 from mpfeed.transport.channel import DriverChannel
@@ -104,7 +105,7 @@ class _Member:
                 "stacks": self.stacks_fd,
             }
             fds = tuple(fd for fd in (theirs.fileno(), arena, self.stacks_fd) if fd >= 0)
-            self.child = spawn.Child(arguments, fds, spawn.worker_environment(plan.threads_per_worker))
+            self.child = spawn.Child(arguments, fds, worker_environment(plan.threads_per_worker))
             if arena >= 0:
                 self.reader = Reader(arena, length)
         except BaseException:

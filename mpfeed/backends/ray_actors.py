@@ -27,8 +27,8 @@ from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Parcel
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
+from mpfeed.backends.environment import thread_limits
 from mpfeed.backends.ray_session import Session, connect, disconnect, fitting, release
-from mpfeed.backends.spawn import thread_limits
 
 # Part of this node's object store that a consumer may hold in place; beyond it gets copies, so that views of old
 # batches never stop the store from taking new ones.

@@ -24,7 +24,7 @@ from mpfeed._layout import Allocator, Layout
 from mpfeed._messages import Drop, Failure, Joined, Reply, Request
 from mpfeed._producer import Producer, Settings, Work
 from mpfeed._serialize import failure_of, loads
-from mpfeed.backends.spawn import ALLOCATOR
+from mpfeed.backends.environment import ALLOCATOR
 from mpfeed.transport.arena import Heap, Writer
 from mpfeed.transport.channel import WorkerChannel
 
