@@ -8,6 +8,8 @@ import time
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
+_MOST_PER_CPU, _FEWEST_AT_MOST = 8, 16
+
 
 def usable_cpus() -> int:
     """CPUs of the affinity mask, limited by the cgroup's quota (``cpu.max`` or ``cfs_quota_us``); at least 1."""
@@ -30,6 +32,11 @@ def _cgroup_quota() -> float | None:
             return None if limit <= 0 else limit / int(file.read())
     except (OSError, ValueError):
         return None
+
+
+def most_local_workers() -> int:
+    """Workers that a source may have here that does not compute but waits."""
+    return max(_FEWEST_AT_MOST, _MOST_PER_CPU * usable_cpus())
 
 
 def busy_share(seconds: float) -> float | None:
