@@ -16,7 +16,8 @@ if typing.TYPE_CHECKING:
     from mpfeed._function import NumpyFunction, numpy_function
     from mpfeed._iterator import FeedIterator
     from mpfeed._source import Shard
-    from mpfeed._stats import FeedStats, WorkerStats
+    from mpfeed._stats import FeedStats, SlowestSample, WorkerStats
+    from mpfeed._verdict import Verdict
     from mpfeed.backends.in_process import InProcess
     from mpfeed.backends.processes import Process
     from mpfeed.backends.ray_actors import Ray
@@ -37,6 +38,8 @@ _HOMES = {
     "Ray": "backends.ray_actors",
     "Shard": "_source",
     "SignatureError": "_errors",
+    "SlowestSample": "_stats",
+    "Verdict": "_verdict",
     "Worker": "_context",
     "WorkerDied": "_errors",
     "WorkerError": "_errors",
@@ -62,6 +65,8 @@ __all__ = [
     "Ray",
     "Shard",
     "SignatureError",
+    "SlowestSample",
+    "Verdict",
     "Worker",
     "WorkerDied",
     "WorkerError",

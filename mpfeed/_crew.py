@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from mpfeed import _interrupts
+from mpfeed._counters import WorkerCount
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, WorkerDied
 from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Reply, Request, Unfit
 from mpfeed._serialize import error_of
-from mpfeed._stats import WorkerCount
 from mpfeed.backends.base import GRACE_S, Backend, Engine, Plan
 
 T = TypeVar("T")
@@ -55,11 +55,15 @@ class Run(Protocol):
     def retry(self, unit: Unit) -> list[Unit]:
         """The units to send in place of one whose worker died on it."""
 
+    def starves(self, unit: Unit) -> bool:
+        """Whether a worker that idles before a unit waits for work: nothing more could have been asked of it before."""
+
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
     run: Run
     unit: Unit
+    starved: bool = False  # a worker that idled before it waited for work, not for room
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class _Member:
     # Held back until a worker that has done max_tasks_per_worker is replaced.
     waiting: list[_Ticket] = field(default_factory=list)
     doomed: WorkerDied | None = None
+    latest_run: int = 0  # its number
     count: WorkerCount = field(default_factory=WorkerCount)
 
 
@@ -183,6 +188,8 @@ class Crew:
         self._numbers += 1
         number = self._numbers
         member.unanswered[number] = ticket
+        ticket.starved = ticket.run.number != member.latest_run or ticket.run.starves(ticket.unit)
+        member.latest_run = ticket.run.number
         member.sent += 1
         request = ticket.run.request(number, ticket.unit, worker, member.incarnation)
         self._opened().send(worker, request)
@@ -286,6 +293,7 @@ class Crew:
         match event:
             case Joined():
                 member.state, member.pid = "ready", event.pid
+                member.count.pid = event.pid
                 self._deaths.pop(("start", event.worker), None)
             case Arrived():
                 self._arrived(event.worker, member, event.reply)
@@ -295,12 +303,11 @@ class Crew:
                 self._died(event, member)
 
     def _arrived(self, worker: int, member: _Member, reply: Reply) -> None:
-        member.count.messages += 1
-        member.count.busy_s += reply.busy_s
         self._deaths.pop(("idle", worker), None)
         size = sum(payload.nbytes for payload in reply.payloads)
         self._largest_bytes = max(self._largest_bytes, size)
         ticket = member.unanswered.get(reply.number)
+        _count(member.count, reply, starved=ticket is None or ticket.starved)
         if not reply.more:
             member.unanswered.pop(reply.number, None)
         if ticket is not None:
@@ -434,6 +441,18 @@ class Crew:
                 self._engine.stop()
             for member in self._members:
                 self._take_unanswered(member)  # half answered, they alias the workers' memory
+
+
+def _count(count: WorkerCount, reply: Reply, *, starved: bool) -> None:
+    now_s = made_s = time.perf_counter()
+    parcels: Any = reply.payloads
+    elements = sum(parcel.count for parcel in parcels)
+    if reply.effort is None:
+        count.elements += elements
+    else:
+        made_s = count.replied(reply.effort, elements, now_s, starved=starved)
+    for parcel in parcels:
+        parcel.ready_s = made_s
 
 
 def _indent(text: str) -> str:

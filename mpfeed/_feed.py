@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
 from mpfeed._iterator import FeedIterator, copied, pumped
@@ -23,7 +24,7 @@ from mpfeed._producer import Settings, Work
 from mpfeed._runs import BaseRun, Broken, End, Span
 from mpfeed._serialize import dumps, loads
 from mpfeed._spec import Signature
-from mpfeed._stats import Counters, FeedStats
+from mpfeed._stats import FeedStats
 from mpfeed.backends.base import Plan
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Feed:
         self._crew: Crew | None = None
         self._closed = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
-        self.counters = Counters()
+        self.counters = Counters(label(self._backend), options.buffer)
         self._signature: Signature | None = None
         self._primed: BaseRun | None = None
         self._ahead: BaseRun | None = None
@@ -122,6 +123,7 @@ class Feed:
         asked = worker_count(o.workers, self._backend)
         self._plan.settle(asked)
         workers = self._backend.fit(self._plan.limit_workers(asked))
+        self.counters.room = workers * (o.buffer + 1)
         settings = Settings(workers, o.batch_size, self._seed, o.vary_epochs)
         plan = Plan(self._work, settings, workers, o.buffer, o.threads_per_worker)
         return Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
@@ -433,9 +435,11 @@ class Feed:
             self._signature = Signature.of(parcel, free=True)
         arrays = self._signature.conform(parcel, number)
         if arrays is parcel.arrays and parcel.crowded is not None and parcel.crowded(parcel):
-            self.counters.copies += 1
+            self.counters.copied_held += 1
             arrays = parcel.arrays = [copied(array) for array in arrays]
             parcel.crowded = None
+        elif arrays is not parcel.arrays:
+            self.counters.copied_cast += 1
         self.counters.nbytes += parcel.nbytes * span.count // max(parcel.count, 1)
         return arrays
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mpfeed import _seed
+from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed, MpfeedError
 from mpfeed._messages import Call, Parcel, Reply
@@ -21,7 +22,7 @@ from mpfeed._producer import Settings, Work
 from mpfeed._runs import Made
 from mpfeed._source import CallSource, name_of, takes_rng
 from mpfeed._spec import Signature
-from mpfeed._stats import Counters, FeedStats
+from mpfeed._stats import FeedStats
 from mpfeed.backends.base import Backend, Plan
 
 
@@ -71,6 +72,9 @@ class _CallRun:
     def retry(self, unit: _CallUnit) -> list[_CallUnit]:
         return [unit]
 
+    def starves(self, unit: _CallUnit) -> bool:
+        return True
+
 
 class NumpyFunction:
     """A function of tensors that runs in worker processes or actors; made by ``numpy_function``.
@@ -91,7 +95,7 @@ class NumpyFunction:
         self._seed = seed
         self._name = name_of(source.function)
         self._specs, self._signature = _tf.declared(output_signature)
-        self._counters = Counters()
+        self._counters = Counters(label(self._backend), options.buffer)
         self._lock = threading.Lock()
         self._run: _CallRun | None = None
         self._closed = False
@@ -121,7 +125,7 @@ class NumpyFunction:
         self._counters.nbytes += parcel.nbytes
         arrays = self._signature.conform(parcel, unit.number)
         if parcel.crowded is not None and parcel.crowded(parcel):
-            self._counters.copies += 1
+            self._counters.copied_held += 1
             arrays = [array.copy() for array in arrays]
         return arrays
 

@@ -31,6 +31,7 @@ class FeedIterator(Iterator[Any]):
         self._arrays: list[Array] = []
         self._row = 0
         self._ended = False
+        self._left_s: float | None = None  # when the latest element was handed over
         self._group = _Group(feed.filter) if feed.filter is not None else None
         self._finalizer = weakref.finalize(self, run.crew.abandon, run)  # type: ignore[arg-type]
         self._finalizer.atexit = False
@@ -53,7 +54,7 @@ class FeedIterator(Iterator[Any]):
         """The next element of the whole stream."""
         start = time.perf_counter()
         if self._span is None:
-            self._fetch()
+            self._fetch(start)
         elif self._feed.closed:
             raise FeedClosed("the feed was closed while it was being read")
         span = self._span
@@ -61,14 +62,16 @@ class FeedIterator(Iterator[Any]):
         parcel = span.parcel
         leaves = [_row(array, self._row) for array in self._arrays] if parcel.stacked else self._arrays
         self._advance(span, 1)
-        self._feed.counters.waited(time.perf_counter() - start)
+        now = time.perf_counter()
+        self._feed.counters.waited(start, now, self._left_s)
+        self._left_s = now
         return parcel.layout.treespec.unflatten(leaves)
 
     def next_chunk(self) -> tuple[list[Array], int]:
         """(leaves with elements along their first axis, how many): what is there of the stream."""
         start = time.perf_counter()
         if self._span is None:
-            self._fetch(rows=True)
+            self._fetch(start, rows=True)
         span = self._span
         assert span is not None
         count = span.count - (self._row - span.start)
@@ -77,11 +80,13 @@ class FeedIterator(Iterator[Any]):
         else:
             arrays = [array[None] for array in self._arrays]
         self._advance(span, count)
-        self._feed.counters.waited(time.perf_counter() - start)
+        now = time.perf_counter()
+        self._feed.counters.waited(start, now, self._left_s, count)
+        self._left_s = now
         return arrays, count
 
-    def _fetch(self, *, rows: bool = False) -> None:
-        """The next span, waiting for it."""
+    def _fetch(self, asked_s: float, *, rows: bool = False) -> None:
+        """The next span, waiting for it since ``asked_s``."""
         if self._ended:
             raise StopIteration
         run = self._run
@@ -103,6 +108,8 @@ class FeedIterator(Iterator[Any]):
             self.finished = True
             self._stop()
             raise StopIteration
+        if span.start == 0:
+            self._feed.counters.took(asked_s, span.parcel.ready_s, time.perf_counter())
         self._span, self._row = span, span.start
 
     def _advance(self, span: Span, count: int) -> None:

@@ -89,6 +89,9 @@ class Payload:
 class Allocator(Protocol):
     """Where a producer's bytes lie."""
 
+    waited_s: float
+    """Seconds ever spent waiting for room."""
+
     def allocate(self, nbytes: int) -> tuple[Any, Bytes]:
         """(the name of a new region, its bytes, writable and aligned)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpfeed._effort import Effort
 from mpfeed._layout import Array, Layout, Payload
 
 CONTINUE = -1
@@ -116,6 +117,7 @@ class Parcel:
         stacked: whether the first axis counts elements.
         nbytes: bytes of its regions.
         crowded: its backend lends more memory than it should: hand out a copy.
+        ready_s: when its worker had made it, by this process's ``time.perf_counter``; 0 where nobody knows.
     """
 
     layout: Layout
@@ -124,6 +126,7 @@ class Parcel:
     stacked: bool
     nbytes: int
     crowded: Any = None
+    ready_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -137,7 +140,8 @@ class Reply:
         rest: the samples left over at the end of a shard, or (``raw``) all samples, frozen one by one.
         skipped: items left out: (own index, what was raised).
         failure: raised after the samples of ``payloads``.
-        busy_s: seconds spent on it.
+        samples: made for it, those left over included.
+        effort: what it took; None for what was sent early.
         more: only what was ready in time; another reply to the same request follows.
     """
 
@@ -147,12 +151,19 @@ class Reply:
     rest: tuple[Any, ...] = ()
     skipped: tuple[tuple[int, str], ...] = ()
     failure: Failure | None = None
-    busy_s: float = 0.0
+    samples: int = 0
+    effort: Effort | None = None
     more: bool = False
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent on it; 0 for what was sent early."""
+        return 0.0 if self.effort is None else self.effort.busy_s
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Reply, (
-            self.number, self.payloads, self.end, self.rest, self.skipped, self.failure, self.busy_s, self.more,
+            self.number, self.payloads, self.end, self.rest, self.skipped, self.failure, self.samples, self.effort,
+            self.more,
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from mpfeed import _context, _seed
 from mpfeed._collating import CHUNK_S, MAX_ROWS, Batch, Chunk, EarlySender, packed
+from mpfeed._effort import Meter
 from mpfeed._errors import SignatureError
 from mpfeed._layout import Allocator
 from mpfeed._messages import CONTINUE, Call, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
@@ -82,6 +83,7 @@ class Producer:
         self._random = _seed.LegacyRandom()
         self._left: AbstractContextManager[Any] | None = None
         self._early = None if emit is None else EarlySender(emit)
+        self._meter = Meter(owns_process=remote)
 
     # ------------------------------------------------------------------------------------- life
 
@@ -116,7 +118,7 @@ class Producer:
 
     def handle(self, request: Request) -> Reply:
         """Answer a request. Exceptions of the user's code are in the reply; only KeyboardInterrupt passes."""
-        start = time.perf_counter()
+        self._meter.begin(self._allocator.waited_s)
         with self._inside(), self._borrowed():
             match request:
                 case MakeShard():
@@ -127,7 +129,7 @@ class Producer:
                     reply = self._collate_raw(request)
                 case Call():
                     reply = self._call(request)
-        reply.busy_s = time.perf_counter() - start
+        reply.effort = self._meter.end(reply.samples, self._allocator.waited_s)
         return reply
 
     def _inside(self) -> AbstractContextManager[None]:
@@ -153,9 +155,10 @@ class Producer:
                 return Reply(request.number, end=True, failure=shard.failure)
             if shard.ended:
                 return Reply(request.number, end=True)
-            if self._settings.batch_size is None:
-                return self._chunk(request, shard)
-            return self._batch(request, shard)
+            before = shard.position
+            reply = (self._chunk if self._settings.batch_size is None else self._batch)(request, shard)
+            reply.samples = shard.position - before
+            return reply
         except BaseException as error:
             self._pass_interrupt(error)
             # Opening or replaying failed: the shard is over.
@@ -208,9 +211,10 @@ class Producer:
         assert self._settings.batch_size is not None
         batch = Batch(self._allocator, self._work.collate, self._settings.batch_size)
         reply = Reply(request.number)
+        add = self._adder(batch, lambda: (request.shard, shard.position))
         while not batch.full:
             try:
-                batch.add(next(shard.iterator))  # type: ignore[arg-type]
+                add(next(shard.iterator))  # type: ignore[arg-type]
             except StopIteration:
                 shard.ended = reply.end = True
                 reply.rest = tuple(self._frozen(sample) for sample in batch.samples())
@@ -218,20 +222,36 @@ class Producer:
             except BaseException as error:
                 return self._broken(reply, shard, error, request.shard)
             shard.position += 1
+        self._meter.mark()
         try:
             reply.payloads = (batch.finish(),)
         except BaseException as error:
             self._pass_interrupt(error)
             reply.failure = self._failed(error, f"a batch of shard {request.shard} (collate)", shard=request.shard)
+        self._meter.added()
         return reply
+
+    def _adder(self, many: Batch | Chunk, place: Callable[[], tuple[int, int]]) -> Callable[[Any], None]:
+        """What takes a sample, and the time of it where that is worth while; ``place`` names the sample."""
+        meter = self._meter
+        if not meter.fine:
+            return many.add
+
+        def add(sample: Any) -> None:
+            meter.made(*place())
+            many.add(sample)
+            meter.added()
+
+        return add
 
     def _chunk(self, request: MakeShard, shard: _OpenShard) -> Reply:
         reply = Reply(request.number)
         chunk = self._new_chunk(request.number, min(shard.rows, request.limit))
+        add = self._adder(chunk, lambda: (request.shard, shard.position))
         deadline = time.perf_counter() + CHUNK_S
         while True:
             try:
-                chunk.add(next(shard.iterator))  # type: ignore[arg-type]
+                add(next(shard.iterator))  # type: ignore[arg-type]
             except StopIteration:
                 shard.ended = reply.end = True
                 break
@@ -281,9 +301,11 @@ class Producer:
         return self._finish_batch(request, reply, batch)
 
     def _run_items(self, request: MakeItems, reply: Reply, items: Any, many: Batch | Chunk) -> None:
+        reply.samples = len(request.indices)
+        add = self._adder(many, lambda: (index, -1))
         for index, item in zip(request.indices, items, strict=True):
             try:
-                many.add(self._sample(item, request.epoch, index))
+                add(self._sample(item, request.epoch, index))
             except BaseException as error:
                 self._pass_interrupt(error)
                 if not self._skips(error):
@@ -297,11 +319,13 @@ class Producer:
         if request.raw:
             reply.rest = tuple(self._frozen(sample) for sample in batch.samples())
         elif batch.count:
+            self._meter.mark()
             try:
                 reply.payloads = (batch.finish(),)
             except BaseException as error:
                 self._pass_interrupt(error)
                 reply.failure = self._failed(error, f"the batch of items {_listed(request.indices)} (collate)")
+            self._meter.added()
         return reply
 
     def _sample(self, item: Any, epoch: int, index: int) -> Any:
@@ -341,7 +365,10 @@ class Producer:
                 key = int(arguments[-1]) & 0xFFFFFFFFFFFFFFFF
                 self._random.seed(self._settings.seed, _seed.CALL, key)
             result = source.call(arguments, self._settings.seed)
+            self._meter.made(-1)
+            reply.samples = 1
             reply.payloads = (packed(result, self._allocator),)
+            self._meter.added()
         except BaseException as error:
             self._pass_interrupt(error)
             reply.failure = self._failed(error, "the result of a call")

@@ -174,6 +174,10 @@ class BaseRun:
         """Let go of what has come and was not consumed: it aliases the workers' memory."""
         raise NotImplementedError
 
+    def starves(self, unit: Any) -> bool:
+        """See ``Run.starves``."""
+        return isinstance(unit, CollateUnit)
+
     def position(self, unit: Any) -> Hashable:
         """See ``Run.position``."""
         raise NotImplementedError

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+import time
 import weakref
 from bisect import insort
 from collections.abc import Callable
@@ -106,6 +107,7 @@ class Writer:
         self._owners: dict[int, tuple[weakref.ref[Any], Slot, weakref.ref[Any]]] = {}
         self._owned: set[int] = set()
         self._reaped = 0
+        self.waited_s = 0.0
 
     # -------------------------------------------------------------------------------- allocator
 
@@ -228,7 +230,9 @@ class Writer:
                 f"a message of {nbytes:,} bytes has no room: its worker's share of memory_limit is {limit:,} bytes, "
                 f"{self._in_use():,} in use. Raise memory_limit, use fewer workers, or make batches smaller"
             )
+        begun = time.perf_counter()
         self._wait_for_room()
+        self.waited_s += time.perf_counter() - begun
         self._reap()
 
     def _number_late(self, nbytes: int) -> int:
@@ -310,6 +314,7 @@ class Heap:
 
     def __init__(self, *, adopts: bool) -> None:
         self._adopts = adopts
+        self.waited_s = 0.0
 
     def allocate(self, nbytes: int) -> tuple[Bytes, Bytes]:
         """New memory, which is its own name."""
