@@ -11,7 +11,7 @@ PEERS_STAMP := $(PEERS)/.installed
 # Extra arguments of a command: make bench ARGS='--workload gil --workers 2'
 ARGS ?=
 
-.PHONY: help venv bench transport peers test test-long lint types format constraints peers-constraints clean
+.PHONY: help venv bench docs transport peers test test-long lint types format constraints peers-constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -34,6 +34,9 @@ test: lint types ## ruff, mypy and the tests, all but the long ones
 # A long test may take longer than the watchdog of pyproject.toml allows.
 test-long: $(STAMP) ## the tests that take long: many kills, soak runs, clusters
 	$(RUN) pytest -m long -o faulthandler_timeout=7200 tests $(ARGS)
+
+docs: $(STAMP) ## build the documentation into site/; a warning is an error
+	$(RUN) mkdocs build --strict $(ARGS)
 
 lint: $(STAMP) ## ruff check and ruff format --check
 	$(RUN) ruff check .
@@ -87,5 +90,5 @@ peers-constraints: $(STAMP) ## the same for the other libraries, with the versio
 	rm -rf .venvs/resolve
 
 clean: ## delete caches and build products, and keep .venv
-	rm -rf build dist htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* .venvs
+	rm -rf build dist site htmlcov .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* .venvs
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
