@@ -109,7 +109,7 @@ def batchgenerators(workload: Workload, workers: int) -> Iterator[Stream]:
 
 @contextmanager
 def tensorpack(workload: Workload, workers: int) -> Iterator[Stream]:
-    """`MultiProcessRunnerZMQ` over a `DataFlow`; its queue holds as many batches as mpfeed's."""
+    """`MultiProcessRunnerZMQ` over a `DataFlow`, whose queue holds 50 batches as it comes."""
     from tensorpack.dataflow import DataFlow, MultiProcessRunnerZMQ
 
     started = multiprocessing.get_context("fork").Value("i", 0)
@@ -123,6 +123,6 @@ def tensorpack(workload: Workload, workers: int) -> Iterator[Stream]:
         def __iter__(self) -> Iterator[Any]:
             return (list(batch) for batch in shard_batches(workload, self.index, workers))
 
-    runner = MultiProcessRunnerZMQ(Flow(), num_proc=workers, hwm=_AHEAD * workers)
+    runner = MultiProcessRunnerZMQ(Flow(), num_proc=workers)
     runner.reset_state()
     yield runner

@@ -3,10 +3,11 @@
 Method: every row gives the same batches to the same loop, in a fresh process. `4.8MB`, `18.4MiB` and `48MB` carry
 one array again and again, as fast as the loop takes it; `article`, `gil` and `opencv` are the sources of
 ``benchmarks.wait_time`` with their training step, a sleep. Each way is used as its own documentation recommends
-(``benchmarks/_peers_tensors.py`` and ``_peers_arrays.py`` say how), with as many workers, about two batches ahead a
-worker, and OpenCV and BLAS limited to one thread a worker. Rounds go over all rows, and the tables have of each
-row the round with the median time lost. What the loop holds at the end is what is compared: tensors with tensors,
-arrays with arrays. CPU time, copies and memory are measured as in ``benchmarks.transport``.
+(``benchmarks/_peers_tensors.py`` and ``_peers_arrays.py`` say how), with as many workers, with queues as it has
+them by default or two batches a worker, and with OpenCV and BLAS limited to one thread a worker. Rounds go over all
+rows, and the tables have of each row the round with the median time lost. What the loop holds at the end is what is
+to be compared: tensors with tensors, arrays with arrays. CPU time, copies and memory are measured as in
+``benchmarks.transport``.
 
 Left out: shuffling, reading files, and what a peer does that mpfeed does not. Rows that end in a function of the
 batch's number make the same kind of batches, not the same ones.
