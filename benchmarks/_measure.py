@@ -9,6 +9,7 @@ own Python, and, in the waits, the batches of the warm-up.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -38,6 +39,7 @@ class Outcome:
         first_batch_s: from asking for the stream until its first batch, start of all workers included.
         wall_s, cpu_s: of the measured batches; the CPU time is this process's, all its threads included.
         workers_cpu_s: CPU time of the processes that it started, and of theirs.
+        others: share of the CPUs that processes of others used meanwhile.
         batch_bytes: bytes of a batch.
         holds: what the loop got for an array, as a type's name.
         seen: batches whose number was looked at, all phases included.
@@ -51,6 +53,7 @@ class Outcome:
     wall_s: float
     cpu_s: float
     workers_cpu_s: float
+    others: float
     batch_bytes: int
     holds: str
     seen: int
@@ -158,13 +161,14 @@ def _run(consumer: _Consumer, job: Job, first_batch_s: float, report: Report) ->
         warm_up += 1
         report(Progress("warm-up", warm_up, wait_s * 1e3))
     waits_ms: list[float] = []
-    workers_cpu_s = _cpu_of_workers_s()
+    workers_cpu_s, busy_s = _cpu_of_workers_s(), _busy_s()
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     while not _enough(len(waits_ms), job.workload.batches, time.perf_counter() - wall_s, limits.seconds):
         waits_ms.append(consumer.take() * 1e3)
         report(Progress("measured", len(waits_ms), waits_ms[-1]))
     cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
     worked_s = sum(max(0.0, s - workers_cpu_s.get(pid, 0.0)) for pid, s in _cpu_of_workers_s().items())
+    others_s = _busy_s() - busy_s - worked_s - cpu_s
     consumer.looks_for_copies = job.workload.marked
     _go_on(consumer, limits.after_s, report)
     return Outcome(
@@ -174,12 +178,19 @@ def _run(consumer: _Consumer, job: Job, first_batch_s: float, report: Report) ->
         wall_s=wall_s,
         cpu_s=cpu_s,
         workers_cpu_s=worked_s,
+        others=round(min(1.0, max(0.0, others_s / wall_s / (os.cpu_count() or 1))), 3),
         batch_bytes=consumer.batch_bytes,
         holds=consumer.holds,
         seen=consumer.seen,
         repeated=consumer.repeated,
         copies=consumer.copies,
     )
+
+
+def _busy_s() -> float:
+    """CPU seconds that this machine has spent, on whomever."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
 def _type_name(leaf: Any) -> str:

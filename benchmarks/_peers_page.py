@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks._peers_table import BACKENDS
-from benchmarks._rows import Row, medians
+from benchmarks._rows import DISTURBED, Row, medians
 from benchmarks._table import Columns, markdown, short
 
 _HELD = {"numpy.ndarray": "NumPy array", "torch.Tensor": "torch tensor", "tensorflow.EagerTensor": "tf tensor"}
@@ -24,6 +24,7 @@ def columns() -> Columns:
         "in\ntraining": lambda row, f: _copies(row, 1),
         "first\ns": lambda row, f: short(row.outcome.first_batch_s if row.outcome else 0.0),
         "peak\nMB": lambda row, f: f"{row.peak_pss_bytes / 1e6:,.0f}",
+        "others\nCPU": lambda row, f: f"{row.outcome.others if row.outcome else 0:.0%}",
         "\nn": lambda row, f: f"{len(row.outcome.waits_ms) if row.outcome else 0:,}",
     }
 
@@ -78,10 +79,11 @@ def _method(rows: list[Row]) -> str:
     dates = sorted({row.surroundings.measured_at[:10] for row in rows})
     rounds = max(sum(1 for other in rows if _key(other) == key) for key in {_key(row) for row in rows})
     return (
-        f"Measured on {' and '.join(dates)} with `python -m benchmarks.peers`: {first}. Up to {rounds} rounds over all "
+        f"Measured on {' and '.join(dates)} with `python -m benchmarks.peers`: {first}. Up to {rounds} rounds over the "
         "rows, a fresh process a row; of each row the round with the median time lost. What is measured and what is "
         "left out is said in `benchmarks/peers.py`. Copies are counted by addresses, and each figure means at least so "
-        "many."
+        'many. "Others CPU" is the share of the CPUs that other programs used during a row; rounds with more than '
+        f"{DISTURBED:.0%} count where there is no calmer one."
     )
 
 

@@ -17,6 +17,7 @@ import psutil
 from benchmarks._job import Job
 from benchmarks._measure import Outcome
 
+DISTURBED = 0.1
 _LOOK_S = 0.2
 _PACKAGES = ("mpfeed", "tensorflow", "numpy", "ray", "opencv-python")
 _PEERS = ("torch", "grain", "spdl", "datasets", "keras", "batchgenerators", "tensorpack")
@@ -164,7 +165,10 @@ def figures(outcome: Outcome, step_s: float) -> Figures:
 
 
 def medians(rows: list[Row]) -> list[Row]:
-    """Of each workload and backend the row that lost the median time; one with a fault comes before all."""
+    """Of each workload and backend the row that lost the median time; one with a fault comes before all.
+
+    Rows during which others used more than ``DISTURBED`` of the CPUs count where there is no calmer one.
+    """
     alike: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         alike.setdefault((row.workload, row.backend), []).append(row)
@@ -175,6 +179,8 @@ def _median(rows: list[Row]) -> Row:
     faulty = [row for row in rows if row.fault or row.figures is None]
     if faulty:
         return faulty[0]
+    calm = [row for row in rows if row.outcome is not None and row.outcome.others <= DISTURBED]
+    rows = calm or rows
     return sorted(rows, key=lambda row: row.figures.lost_ms if row.figures else 0.0)[(len(rows) - 1) // 2]
 
 

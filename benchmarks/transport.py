@@ -150,6 +150,7 @@ def _columns(rows: list[Row]) -> Columns:
         "in\ntraining": lambda row, f: _copies(row, 1),
         "wait\np95 ms": lambda row, f: short(f.wait_p95_ms),
         "peak\nMB": lambda row, f: f"{row.peak_pss_bytes / 1e6:,.0f}",
+        "others\nCPU": lambda row, f: f"{row.outcome.others if row.outcome else 0:.0%}",
         "\nn": lambda row, f: f"{len(row.outcome.waits_ms) if row.outcome else 0:,}",
     }
 

@@ -13,7 +13,7 @@ from benchmarks._measure import Outcome
 from benchmarks._peers import Numbered, shard_batches
 from benchmarks._peers_page import page
 from benchmarks._peers_table import BACKENDS
-from benchmarks._rows import Row, Surroundings
+from benchmarks._rows import Row, Surroundings, medians
 from benchmarks._source import Source
 
 LEAF = Leaf((4, 64), "uint8")
@@ -24,9 +24,11 @@ def workload() -> Workload:
     return Workload("small", source, 2, 0.0, 100, (LEAF,), marked=True)
 
 
-def row(backend: str, wall_s: float | None) -> Row:
+def row(backend: str, wall_s: float | None, others: float = 0.0) -> Row:
     """A row whose ten batches took so long; None: one that failed."""
-    outcome = wall_s and Outcome((wall_s * 100,) * 10, 1, 0.5, wall_s, 0.1, 0.2, LEAF.nbytes, "numpy.ndarray", 0, 0)
+    outcome = wall_s and Outcome(
+        (wall_s * 100,) * 10, 1, 0.5, wall_s, 0.1, 0.2, others, LEAF.nbytes, "numpy.ndarray", 0, 0
+    )
     job = Job(workload(), backend, Limits(), _peers_table.__name__)
     error = None if outcome else "ValueError: no"
     return Row(job, BACKENDS[backend].label, 2, 0.0, Surroundings.now(), outcome or None, error)
@@ -51,6 +53,12 @@ def test_a_batch_by_its_number_is_made_as_a_shard_makes_it() -> None:
     by_number = [Numbered(small)(number) for number in (1, 3, 5)]
     for ours, theirs in zip(by_shard, by_number, strict=True):
         assert all((a == b).all() and a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_round_that_others_disturbed_counts_only_where_there_is_no_calmer_one() -> None:
+    disturbed = [row("torch", 0.1, others=0.5), row("torch", 0.2, others=0.5)]
+    assert medians(disturbed) == disturbed[:1]
+    assert medians([*disturbed, calm := row("torch", 1.0)]) == [calm]
 
 
 def test_the_page_has_the_median_round_of_each_row_and_tells_what_failed() -> None:
