@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks._backends import Backend
 from benchmarks._peers_table import BACKENDS
-from benchmarks._rows import DISTURBED, Row, medians
+from benchmarks._rows import DISTURBED, Figures, Row, medians
 from benchmarks._table import Columns, markdown, short
 
+_BEGIN = "<!-- peers: begin; written by `python -m benchmarks.peers --readme` -->"
+_END = "<!-- peers: end -->"
 _HELD = {"numpy.ndarray": "NumPy array", "torch.Tensor": "torch tensor", "tensorflow.EagerTensor": "tf tensor"}
 
 
@@ -53,6 +59,50 @@ def page(rows: list[Row]) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
+def into_readme(rows: list[Row], path: Path) -> None:
+    """Write the short table between the two marks of a page.
+
+    Raises:
+        ValueError: the page has no such marks.
+    """
+    text = path.read_text()
+    if _BEGIN not in text or _END not in text:
+        raise ValueError(f"{path} has no place for the table: {_BEGIN} and {_END}, each on a line")
+    before, after = text.partition(_BEGIN)[0], text.partition(_END)[2]
+    path.write_text(f"{before}{_BEGIN}\n\n{summary(rows)}\n{_END}{after}")
+
+
+def summary(rows: list[Row]) -> str:
+    """The date, and of each way a few figures that say most."""
+    middle = medians(rows)
+    by_place = {(row.backend, row.workload): row for row in middle}
+    heads = [head for head, workload, _ in _SUMMARY if any(row.workload == workload for row in middle)]
+    shown = [(workload, figure) for head, workload, figure in _SUMMARY if head in heads]
+    lines = [["row", "the loop holds", *heads], ["---"] * (len(heads) + 2)]
+    for name, backend in BACKENDS.items():
+        some = next((row for row in middle if row.backend == name and row.outcome is not None), None)
+        if some is not None:
+            cells = [_cell(by_place.get((name, workload)), figure) for workload, figure in shown]
+            lines.append([_label(backend), held(some), *cells])
+    others = max(row.outcome.others for row in middle if row.outcome is not None)
+    said = f"Measured on {_dates(rows)}; other programs used up to {others:.0%} of the CPUs during a row."
+    return f"{said}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _cell(row: Row | None, figure: Callable[[Figures], str]) -> str:
+    if row is None:
+        return "-"
+    return "failed" if row.figures is None else figure(row.figures)
+
+
+def _label(backend: Backend) -> str:
+    return backend.label.replace(", {workers} threads", "")
+
+
+def _dates(rows: list[Row]) -> str:
+    return " and ".join(sorted({row.surroundings.measured_at[:10] for row in rows}))
+
+
 def overview(middle: list[Row]) -> str:
     """A row a way, a column a workload: batches a second."""
     names = list(dict.fromkeys(row.workload for row in middle))
@@ -63,23 +113,32 @@ def overview(middle: list[Row]) -> str:
         some = next((row for row in found if row is not None and row.outcome is not None), None)
         if some is None:
             continue
-        label = BACKENDS[backend].label.replace(", {workers} threads", "")
-        lines.append([label, held(some), *map(_rate, found)])
+        lines.append([_label(BACKENDS[backend]), held(some), *(_cell(row, _rate) for row in found)])
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def _rate(row: Row | None) -> str:
-    if row is None:
-        return "-"
-    return "failed" if row.figures is None else short(row.figures.batches_per_s)
+def _rate(figures: Figures) -> str:
+    return short(figures.batches_per_s)
+
+
+def _waits(figures: Figures) -> str:
+    return f"{short(figures.wait_p50_ms)} / {short(figures.wait_p95_ms)}"
+
+
+_SUMMARY: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
+    ("4.8 MB: batches/s", "4.8MB", _rate),
+    ("48 MB: batches/s", "48MB", _rate),
+    ("48 MB: training CPU ms", "48MB", lambda figures: short(figures.cpu_ms)),
+    ("`article`: wait ms p50 / p95", "article", _waits),
+    ("`opencv`: wait ms p50 / p95", "opencv", _waits),
+)
 
 
 def _method(rows: list[Row]) -> str:
     first = rows[0].surroundings
-    dates = sorted({row.surroundings.measured_at[:10] for row in rows})
     rounds = max(sum(1 for other in rows if _key(other) == key) for key in {_key(row) for row in rows})
     return (
-        f"Measured on {' and '.join(dates)} with `python -m benchmarks.peers`: {first}. Up to {rounds} rounds over the "
+        f"Measured on {_dates(rows)} with `python -m benchmarks.peers`: {first}. Up to {rounds} rounds over the "
         "rows, a fresh process a row; of each row the round with the median time lost. What is measured and what is "
         "left out is said in `benchmarks/peers.py`. Copies are counted by addresses, and each figure means at least so "
         'many. "Others CPU" is the share of the CPUs that other programs used during a row; rounds with more than '

@@ -29,7 +29,7 @@ from rich.console import Console
 from benchmarks import _peers_table, _ready_made
 from benchmarks._bars import bars
 from benchmarks._job import Job, Leaf, Limits, Workload
-from benchmarks._peers_page import columns, page, title
+from benchmarks._peers_page import columns, into_readme, page, title
 from benchmarks._peers_table import BACKENDS, IN_PLACE
 from benchmarks._progress import run_all
 from benchmarks._rows import Row, Surroundings, medians, read, write
@@ -56,6 +56,9 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
     add: Annotated[bool, typer.Option("--add", help="To the rows that are in that file.")] = False,
     picture: Annotated[Path | None, typer.Option("--plot", help="Draw batches a second, as PNG.")] = None,
     text: Annotated[Path | None, typer.Option("--markdown", help="Write the tables as a page.")] = None,
+    readme: Annotated[
+        Path | None, typer.Option(help="Write the short table into this page, between its marks.")
+    ] = None,
 ) -> None:
     """Measure mpfeed beside PyTorch, Grain, SPDL, Keras, Ray Data and others, with the same batches and loop."""
     console = Console()
@@ -71,6 +74,8 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
     if json is not None:
         write(rows, json, benchmark="peers")
     _show(rows, picture, text, console)
+    if readme is not None:
+        into_readme(rows, readme)
     console.print(f"\n{Surroundings.now()}\n{len(new)} rows in {time.monotonic() - begun:.0f} s", highlight=False)
     raise typer.Exit(130 if len(new) < len(jobs) else any(row.fault for row in new))
 

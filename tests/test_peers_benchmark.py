@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -11,17 +13,22 @@ from benchmarks import _peers_table, _ready_made
 from benchmarks._job import Job, Leaf, Limits, Workload
 from benchmarks._measure import Outcome
 from benchmarks._peers import Numbered, shard_batches
-from benchmarks._peers_page import page
+from benchmarks._peers_page import into_readme, page
 from benchmarks._peers_table import BACKENDS
 from benchmarks._rows import Row, Surroundings, medians
 from benchmarks._source import Source
 
+README = Path(__file__).resolve().parents[1] / "README.md"
 LEAF = Leaf((4, 64), "uint8")
 
 
 def workload() -> Workload:
     source = Source(f"{_ready_made.__name__}:tuples", {"shape": list(LEAF.shape), "dtype": LEAF.dtype})
     return Workload("small", source, 2, 0.0, 100, (LEAF,), marked=True)
+
+
+def large() -> Workload:
+    return replace(workload(), name="48MB")
 
 
 def row(backend: str, wall_s: float | None, others: float = 0.0) -> Row:
@@ -68,3 +75,16 @@ def test_the_page_has_the_median_round_of_each_row_and_tells_what_failed() -> No
     assert "| PyTorch DataLoader | NumPy array | 5 |" in text
     assert "Grain mp_prefetch: ValueError: no" in text
     assert "Up to 3 rounds" in text
+
+
+def test_the_readme_has_a_place_for_the_short_table_and_the_rest_of_it_stays(tmp_path: Path) -> None:
+    copy = tmp_path / "README.md"
+    text = README.read_text()
+    copy.write_text(text)
+    into_readme([replace(row("torch", 1.0), job=replace(row("torch", 1.0).job, workload=large()))], copy)
+    again = copy.read_text()
+    assert "| PyTorch DataLoader | NumPy array | 10 | 10 |" in again
+    assert again.partition("<!-- peers: begin")[0] == text.partition("<!-- peers: begin")[0]
+    assert again.partition("<!-- peers: end")[2] == text.partition("<!-- peers: end")[2]
+    with pytest.raises(ValueError, match="no place"):
+        into_readme([row("torch", 1.0)], Path(__file__))
