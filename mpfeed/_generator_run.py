@@ -105,17 +105,25 @@ class GeneratorRun(BaseRun):
         if self.priming:
             self._ask_for_next()
             return
-        for worker in range(self.crew.workers):
-            while self._room(worker) and (shard := self._next_shard(worker)) is not None:
-                self._ask(shard)
+        credit = self.credit
+        for worker, held in enumerate(self._held):
+            if held < self._worker_credit(worker, credit):
+                self._ask_worker(worker, credit)
         self._ask_for_next()
 
-    def _room(self, worker: int) -> bool:
-        credit = self.credit
-        if self._batch_size is None:
-            # Elements of a worker's shards alternate, so each shard needs a message of its own in hand.
-            credit = max(credit, sum(not shard.ended for shard in self._of_worker[worker]))
-        return self._held[worker] < credit
+    def _ask_worker(self, worker: int, credit: int) -> None:
+        while self._held[worker] < self._worker_credit(worker, credit):
+            shard = self._next_shard(worker)
+            if shard is None:
+                return
+            self._ask(shard)
+
+    def _worker_credit(self, worker: int, credit: int) -> int:
+        shards = self._of_worker[worker]
+        if self._batch_size is not None or len(shards) <= credit:
+            return credit
+        # Elements of a worker's shards alternate, so each shard needs a message of its own in hand.
+        return max(credit, sum(not shard.ended for shard in shards))
 
     def _next_shard(self, worker: int) -> _Shard | None:
         """The worker's shard whose turn it is to be asked: the order of delivery."""

@@ -164,10 +164,12 @@ class _Group:
 
 
 def pumped(run: BaseRun, take: Callable[[], Any], feed: Feed | None = None) -> Any:
-    """Ask for what may be asked for, before and after taking; what was taken makes room."""
-    run.pump()
+    """Take what is there, and ask for what may be asked for then: what was taken makes room."""
     value = take()
-    if value is None or not run.priming:  # taking may have moved on to a shard that nobody has asked yet
+    if value is None:  # asking may show that there is nothing left to ask for: the end
+        run.pump()
+        value = take()
+    if value is None or not run.priming:
         run.pump()
     if value is not None and not run.priming and feed is not None:
         feed.read_ahead(run)

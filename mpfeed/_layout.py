@@ -76,6 +76,9 @@ class Payload:
     count: int
     stacked: bool
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Payload, (self.layout, self.regions, self.texts, self.count, self.stacked)
+
     @property
     def nbytes(self) -> int:
         """Bytes of its numeric leaves (of a stack: of the rows it has room for)."""

@@ -32,6 +32,12 @@ class MakeShard:
     position: int
     limit: int
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Half the time of what dataclasses does for slots; so in the other messages that every batch needs.
+        return MakeShard, (
+            self.number, self.run, self.epoch, self.shard, self.shards, self.position, self.limit,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class MakeItems:
@@ -43,6 +49,9 @@ class MakeItems:
     indices: tuple[int, ...]
     items: Any
     raw: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MakeItems, (self.number, self.run, self.epoch, self.indices, self.items, self.raw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,8 @@ class _Engine:
 
     def _hear(self, member: _Member, ended: bool) -> None:
         """Everything a worker has to say: first its replies to the last, then its end."""
-        member.channel.flush()
+        if member.channel.unsent:
+            member.channel.flush()
         # The descriptor may have been another's when it was polled.
         ended = ended and member.child.reap(0) is not None
         for frame in member.channel.receive():

@@ -33,6 +33,8 @@ class Frames:
             self._filled += count
             return count, self._completed()
         data = sock.recv(_CHUNK)
+        if data and self._body is None and not self._header and len(data) == _whole_frame(data):  # the usual case
+            return len(data), [data[_HEADER.size :]]
         return len(data), self._feed(memoryview(data))
 
     def _feed(self, data: memoryview) -> list[Frame]:
@@ -62,6 +64,11 @@ class Frames:
             return []
         body, self._body = self._body, None
         return [body]
+
+
+def _whole_frame(data: bytes) -> int:
+    """Bytes that the frame at the start of ``data`` takes, its header included; 0 where the header is cut off."""
+    return _HEADER.size + int(_HEADER.unpack_from(data)[0]) if len(data) >= _HEADER.size else 0
 
 
 class DriverChannel:
