@@ -60,6 +60,9 @@ class LayoutRef:
 
     number: int
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayoutRef, (self.number,)
+
 
 def stack_signal() -> int:
     """The signal on which a worker writes its Python stacks: a real-time one, which libraries leave alone."""
