@@ -20,6 +20,7 @@ from mpfeed._map_run import Part
 from mpfeed._messages import Parcel
 from mpfeed._options import Options, backend_of, worker_count
 from mpfeed._plans import FeedPlan, MapPlan
+from mpfeed._position import Passage, Position
 from mpfeed._producer import Settings, Work
 from mpfeed._runs import BaseRun, Broken, End, Span
 from mpfeed._serialize import dumps, loads
@@ -61,9 +62,10 @@ class Feed:
         self._primed: BaseRun | None = None
         self._ahead: BaseRun | None = None
         self._next_epoch = 0
-        self._begin: dict[str, Any] | None = None
+        self._begin: Position | None = None
         self._current: FeedIterator | None = None
-        self._position: dict[str, Any] | None = None
+        # What a checkpoint follows: the iterations since it began to look on.
+        self.passages: list[Passage] | None = None
         self._parts: list[weakref.ref[Feed]] = []
         self._logged_skip = False
 
@@ -77,12 +79,11 @@ class Feed:
         """
         with self._lock:
             run = self._take_run()
-            self._current = iterator = FeedIterator(self, run, self._taken_before())
+            begin, self._begin = self._begin, None
+            self._current = iterator = FeedIterator(self, run, begin or Position(run.epoch))
+            if self.passages is not None:
+                self.passages.append(iterator.passage)
             return iterator
-
-    def _taken_before(self) -> int:
-        begin, self._begin = self._begin, None
-        return 0 if begin is None else int(begin["taken"])
 
     def _take_run(self) -> BaseRun:
         """The run of the next epoch: the primed one, the one read ahead, or a new one."""
@@ -105,7 +106,7 @@ class Feed:
             raise FeedClosed(
                 f"the feed was built with epochs={limit}, and they are over; raise epochs=, or leave it out"
             )
-        state = None if self._begin is None else self._begin["at"]
+        state = None if self._begin is None else self._begin.at
         with crew.lock:
             return self._plan.run(crew, epoch, epoch if self._options.vary_epochs else 0, state)
 
@@ -249,11 +250,6 @@ class Feed:
         return self._plan.length() if self.filter is None else None
 
     @property
-    def resumes_midway(self) -> bool:
-        """Whether a loaded position waits for the next iterator, whose epoch is therefore shorter."""
-        return self._begin is not None and self._begin["taken"] > 0
-
-    @property
     def batched(self) -> bool:
         """Whether elements are batches."""
         return self._options.batch_size is not None
@@ -264,7 +260,8 @@ class Feed:
         """Where the consumer is: plain data (JSON-safe) that ``load_state_dict`` of a like feed takes.
 
         It counts what was taken from mpfeed by the latest iterator: elements for NumPy; for TensorFlow, whose
-        prefetch has taken more than was trained on, what it was handed.
+        prefetch has taken more than was trained on, what it was handed (``mpfeed.keras.FeedCheckpoint`` counts what
+        was trained on). After the last element of a from_map epoch it is the beginning of the next.
 
         Raises:
             MpfeedError: ``ordered=False``, where "where" has no meaning.
@@ -272,18 +269,24 @@ class Feed:
         with self._lock:
             if not self._options.ordered:
                 raise MpfeedError("state_dict() needs ordered=True: without order a position means nothing")
-            position = self._where()
-            return {"version": _STATE_VERSION, "fingerprint": self._fingerprint(), **position}
+            return self.state_at(self._where())
 
-    def _where(self) -> dict[str, Any]:
-        iterator = self._current
-        if iterator is None:
-            if self._begin is not None:
-                return {"epoch": self._next_epoch, "taken": self._begin["taken"], "at": self._begin["at"]}
-            return {"epoch": self._next_epoch, "taken": 0, "at": None}
-        if iterator.finished:
-            return {"epoch": iterator.epoch + 1, "taken": 0, "at": None}
-        return {"epoch": iterator.epoch, "taken": iterator.taken, "at": iterator.state()}
+    def state_at(self, position: Position) -> dict[str, Any]:
+        """The state of a consumer that is there."""
+        return {"version": _STATE_VERSION, "fingerprint": self._fingerprint(), **position.entries()}
+
+    def _where(self) -> Position:
+        if self._current is not None:
+            return self._current.position()
+        return self._begin or Position(self._next_epoch)
+
+    def position_after(self, passage: Passage, taken: int) -> Position:
+        """Where a consumer is that has used so many elements of a passage's epoch, whatever it was handed beyond."""
+        length = self.certain_length()
+        if taken >= length if length is not None else passage.over and taken >= passage.taken:
+            return Position(passage.begin.epoch + 1)
+        at = self._plan.at(taken) if self.filter is None else None
+        return passage.after(taken) if at is None else Position(passage.begin.epoch, taken, at)
 
     def _fingerprint(self) -> dict[str, Any]:
         o = self._options
@@ -320,8 +323,11 @@ class Feed:
                 self._plan.adopt(there)
             self._compare(there)
             self._discard_runs()
-            self._next_epoch = int(state["epoch"])
-            self._begin = {"taken": state["taken"], "at": state["at"]} if state["at"] is not None else None
+            if self._signature is not None and not self._signature.declared:
+                self._signature = None
+            begin = Position.of(state)
+            self._next_epoch = begin.epoch
+            self._begin = begin if begin.taken else None
             self._current = None
 
     def _compare(self, there: dict[str, Any]) -> None:
@@ -341,8 +347,6 @@ class Feed:
                 with run.crew.lock:
                     run.close()
         self._primed = self._ahead = None
-        if self._signature is not None and not self._signature.declared:
-            self._signature = None
 
     # ------------------------------------------------------------------------------------------ sharing
 
@@ -405,7 +409,9 @@ class Feed:
         crew = self._crew
         if crew is not None:
             crew.close()
-        self._primed = self._ahead = None  # what they were sent is memory of the workers
+            self._discard_runs()  # what they were sent is memory of the workers
+            if self._current is not None:
+                self._current.let_go()
         for part in self._parts:
             feed = part()
             if feed is not None:

@@ -12,7 +12,9 @@ import numpy as np
 from mpfeed._errors import FeedClosed
 from mpfeed._layout import Array, heap
 from mpfeed._map_run import Part
+from mpfeed._position import Passage, Position
 from mpfeed._runs import BaseRun, Broken, End, Span
+from mpfeed._structure import flatten
 
 if TYPE_CHECKING:
     from mpfeed._feed import Feed
@@ -21,12 +23,11 @@ if TYPE_CHECKING:
 class FeedIterator(Iterator[Any]):
     """One epoch of a feed. ``close()`` ends it and keeps the workers."""
 
-    def __init__(self, feed: Feed, run: BaseRun, taken: int) -> None:
+    def __init__(self, feed: Feed, run: BaseRun, begin: Position) -> None:
         self._feed = feed
         self._run = run
-        self.epoch = run.epoch
-        self.taken = taken
-        self.finished = False
+        self._discard = begin.discard
+        self.passage = Passage(begin, begin.taken)
         self._span: Span | None = None
         self._arrays: list[Array] = []
         self._row = 0
@@ -46,9 +47,17 @@ class FeedIterator(Iterator[Any]):
             StopIteration: the epoch is over, or the iterator was closed.
             WorkerError, WorkerDied, FeedTimeout, SignatureError, FeedClosed: and the iterator is over.
         """
-        if self._group is not None:
-            return self._group.next(self)
-        return self.next_element()
+        if self._discard:
+            self._catch_up()
+        element = self.next_element() if self._group is None else self._group.next(self)
+        self.passage.taken += 1
+        return element
+
+    def _catch_up(self) -> None:
+        """Make again, and throw away, what lies between where the run began and where the consumer was."""
+        while self._discard:
+            self._discard -= 1
+            _ = self.next_element() if self._group is None else self._group.next(self)
 
     def next_element(self) -> Any:
         """The next element of the whole stream."""
@@ -69,6 +78,10 @@ class FeedIterator(Iterator[Any]):
 
     def next_chunk(self) -> tuple[list[Array], int]:
         """(leaves with elements along their first axis, how many): what is there of the stream."""
+        if self._group is not None:
+            return [np.asarray(leaf)[None] for leaf in flatten(next(self))[0]], 1
+        if self._discard:
+            self._catch_up()
         start = time.perf_counter()
         if self._span is None:
             self._fetch(start, rows=True)
@@ -80,6 +93,7 @@ class FeedIterator(Iterator[Any]):
         else:
             arrays = [array[None] for array in self._arrays]
         self._advance(span, count)
+        self.passage.taken += count
         now = time.perf_counter()
         self._feed.counters.waited(start, now, self._left_s, count)
         self._left_s = now
@@ -94,7 +108,7 @@ class FeedIterator(Iterator[Any]):
         try:
             span = run.crew.wait_for(lambda: pumped(run, take, self._feed))
             if not isinstance(span, End):
-                self._arrays = self._feed.deliver(span, self.taken)
+                self._arrays = self._feed.deliver(span, self.passage.taken)
         except Broken as broken:
             self._stop()
             raise broken.error from broken.error.__cause__
@@ -105,7 +119,7 @@ class FeedIterator(Iterator[Any]):
             skipped, run.skipped = run.skipped, []
             self._feed.count_skipped(skipped)
         if isinstance(span, End):
-            self.finished = True
+            self.passage.over = True
             self._stop()
             raise StopIteration
         if span.start == 0:
@@ -114,19 +128,37 @@ class FeedIterator(Iterator[Any]):
 
     def _advance(self, span: Span, count: int) -> None:
         self._row += count
-        self.taken += count
         self._run.consumed(span, count)
         if self._row == span.start + span.count:
             self._span, self._arrays = None, []
 
-    def state(self) -> dict[str, Any]:
-        """The run's own position."""
-        return self._run.state()
+    def position(self) -> Position:
+        """Where the consumer is; after the last element, where that is certain, at the beginning of the next epoch."""
+        passage, group = self.passage, self._group
+        if self._over():
+            return Position(self._run.epoch + 1)
+        if not passage.taken:
+            return Position(self._run.epoch)
+        if self._discard or (group is not None and group.repeats):
+            return passage.after(passage.taken)
+        return Position(self._run.epoch, passage.taken, self._run.state())
+
+    def _over(self) -> bool:
+        if self._span is None and self._group is None and not self._discard and self._run.exhausted:
+            self.passage.over = True
+        return self.passage.over
 
     def _stop(self) -> None:
+        self._over()
         self._ended = True
         self._span, self._arrays = None, []
         self._finalizer.detach()
+        with self._run.crew.lock:
+            self._run.close()
+
+    def let_go(self) -> None:
+        """The feed was closed: what has come is memory of the workers. The position stays."""
+        self._over()
         with self._run.crew.lock:
             self._run.close()
 
@@ -142,6 +174,11 @@ class _Group:
     def __init__(self, part: Part) -> None:
         self._part = part
         self._first: list[Any] = []
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it may come to repeat the epoch's first elements, which must then be made again."""
+        return self._part.remainder == "pad"
 
     def next(self, iterator: FeedIterator) -> Any:
         """The part's element of the next group."""

@@ -103,6 +103,7 @@ class MapRun(BaseRun):
         self._recuts = course.skips and batch_size is not None
         self._raw = self._recuts and collates
         self._unit_size = batch_size or 1  # items an element is made of
+        self._stride = self._unit_size * course.part.count  # from one element of the part to the next
         self._next = self._first_element(start)  # the next element of this part to ask for
         self._start = start if course.skips else None
         self._consumed = start
@@ -351,7 +352,7 @@ class MapRun(BaseRun):
         if span.mark is not None:
             self._consumed = span.mark
         else:
-            self._consumed += count * self._unit_size
+            self._consumed += count * self._stride
 
     @property
     def drops_remainder(self) -> bool:
@@ -363,7 +364,13 @@ class MapRun(BaseRun):
         """Whether samples come one by one, to be collated once their batch is known."""
         return self._raw
 
+    @property
+    def exhausted(self) -> bool:
+        if self.closed or self._cutter is not None or not self._asked_all:
+            return False
+        return not (self._pending or self._arrived or self._waiting)
+
     def state(self) -> dict[str, Any]:
         length = self._items.length
-        whole = self._consumed * self._part.count if self._part.count > 1 else self._consumed
-        return {"items": whole if length is None or self._part.count > 1 else min(whole, length)}
+        bounded = length is not None and self._part.count == 1
+        return {"items": min(self._consumed, length) if bounded and length is not None else self._consumed}

@@ -38,6 +38,9 @@ class FeedPlan(Protocol):
     def length(self) -> int | None:
         """Elements an epoch, where certain."""
 
+    def at(self, taken: int) -> dict[str, Any] | None:
+        """A run's own words for the place after so many elements; None where they do not follow from the number."""
+
     def split(self, part: Part) -> FeedPlan | None:
         """The plan of a part that makes only its own elements; None where a part has to run everything."""
 
@@ -70,6 +73,9 @@ class GeneratorPlan:
         return GeneratorRun(crew, epoch, self.options, self.shards, state)
 
     def length(self) -> int | None:
+        return None
+
+    def at(self, taken: int) -> None:
         return None
 
     def split(self, part: Part) -> None:
@@ -115,6 +121,12 @@ class MapPlan:
             return None
         full, rest = divmod(self.items.length, self.options.batch_size or 1)
         return self.part.length(full + (rest > 0 and not self.options.drop_remainder))
+
+    def at(self, taken: int) -> dict[str, Any] | None:
+        if self.source.skip_errors:
+            return None
+        items = taken * (self.options.batch_size or 1) * self.part.count
+        return {"items": items}
 
     def split(self, part: Part) -> MapPlan | None:
         if self.source.skip_errors or self.items.length is None:

@@ -155,6 +155,11 @@ class BaseRun:
         """Whether a worker has been asked for all it has to do in this run."""
         raise NotImplementedError
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether it is certain that nothing comes any more. False as long as it is not."""
+        return False
+
     def state(self) -> dict[str, Any]:
         """Where the consumer is, JSON-safe."""
         raise NotImplementedError

@@ -46,7 +46,7 @@ def dataset(feed: Feed, *, output_signature: Any, prefetch: int | None, chunk: i
         made = tf.data.Dataset.from_generator(_chunks(reference, signature), output_signature=stacked).unbatch()
     else:
         made = tf.data.Dataset.from_generator(_elements(reference), output_signature=specs)
-    made = _with_length(feed, made)
+    made = _with_length(feed.certain_length(), made)
     if prefetch:
         made = made.prefetch(prefetch)
     # Derived datasets and iterators keep this object, TensorFlow's registry of generators does not.
@@ -54,11 +54,16 @@ def dataset(feed: Feed, *, output_signature: Any, prefetch: int | None, chunk: i
     return made
 
 
-def _with_length(feed: Feed, made: tf.data.Dataset) -> tf.data.Dataset:
-    length = feed.certain_length()
-    if length is None or feed.resumes_midway:
+def _with_length(length: int | None, made: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset with its cardinality, which an epoch that is resumed midway may fall short of.
+
+    ``assert_cardinality`` would raise there, and without one Keras takes the length of that first epoch for the length
+    of all. So what counts as endless, and is empty, is put behind it, and no more than the length is taken.
+    """
+    if length is None:
         return made
-    return made.apply(tf.data.experimental.assert_cardinality(length))
+    nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=made.element_spec).repeat()
+    return made.concatenate(nothing).take(length)
 
 
 def _is_small(signature: Signature) -> bool:

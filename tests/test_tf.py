@@ -71,6 +71,29 @@ def test_the_cardinality_is_set_where_it_is_certain_only(keep: Keep) -> None:
     assert int(keep(pairs(7, on_error="skip")).dataset().cardinality()) == unknown
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_a_dataset_goes_on_in_the_middle_of_an_epoch_whenever_it_was_made(batch_size: int | None, keep: Keep) -> None:
+    first = keep(pairs(7, batch_size=batch_size))
+    iterator = iter(first)
+    for _ in range(3):
+        next(iterator)
+    feed = keep(pairs(7, batch_size=batch_size))
+    before = feed.dataset()
+    feed.load_state_dict(first.state_dict())
+    whole = len(feed)
+    assert [len(list(dataset)) for dataset in (before, before, feed.dataset())] == [whole - 3, whole, whole]
+    assert {int(dataset.cardinality()) for dataset in (before, feed.dataset())} == {whole}
+
+
+def test_a_part_of_small_elements_of_a_generator_is_that_part_alone(keep: Keep) -> None:
+    def source(shard: Shard) -> Iterator[np.int64]:
+        return (np.int64(i) for i in shard.of(range(11)))
+
+    feed = keep(mpfeed.from_generator(source, shards=2, backend="inprocess"))
+    for part, expected in zip(feed.split(2, remainder="keep"), ([0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9]), strict=True):
+        assert [int(element) for element in part.dataset()] == expected
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("size", [(), (20_000,)], ids=["small", "large"])
 def test_every_element_of_several_shards_comes_exactly_once_in_order(count: int, size: Any, keep: Keep) -> None:
