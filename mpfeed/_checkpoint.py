@@ -1,4 +1,4 @@
-"""``FeedCheckpoint``: the feed's position beside Keras' own backup. Keras is imported here and in ``keras.py`` alone."""
+"""``FeedCheckpoint``: the position of a feed beside the backup of the model. Needs Keras."""
 
 from __future__ import annotations
 

@@ -17,11 +17,13 @@ class Items:
     """
 
     def __init__(self, items: Any, *, shuffle: bool) -> None:
+        if getattr(items, "ndim", None) == 0:
+            raise TypeError("items is a 0-d array: it has no items")
         refuse_live_iterator(items, "from_map (items)")
         if isinstance(items, Mapping):
             raise TypeError("items is a mapping: pass list(items.items()), or from_map(items.__getitem__, list(items))")
-        if getattr(items, "ndim", None) == 0:
-            raise TypeError("items is a 0-d array: it has no items")
+        if isinstance(items, (set, frozenset)):
+            raise TypeError("items is a set, whose order changes from run to run: pass sorted(items)")
         self._items = items
         self._shuffle = shuffle
         self.length: int | None = None

@@ -45,6 +45,14 @@ class _ItemsUnit:
         return places[self.given - 1] + 1
 
 
+class _UnreadableError(Exception):
+    """Reading the item at a position raised its cause."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__()
+        self.position = position
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Which elements of the stream a feed delivers: ``index``, ``index + count``, ... (see ``Feed.split``)."""
@@ -112,6 +120,7 @@ class MapRun(BaseRun):
         self._waiting = 0  # unordered: units without a reply
         self._chunk = 1
         self._asked_all = False
+        self._failed: _ItemsUnit | None = None  # reading failed: what comes last
         self._cutter = Cutter(self, batch_size or 1) if self._recuts else None
 
     def _first_element(self, start: int) -> int:
@@ -121,7 +130,7 @@ class MapRun(BaseRun):
     def discard(self) -> None:
         self._pending.clear()
         self._arrived.clear()
-        self._cutter = None
+        self._cutter = self._failed = None  # an exception holds on to the frames that it came through
 
     # ------------------------------------------------------------------------------------------- asking
 
@@ -180,31 +189,66 @@ class MapRun(BaseRun):
         self.crew.submit(self, unit, worker)
 
     def _new_unit(self) -> _ItemsUnit | None:
-        positions: list[int] = []
+        if self._failed is not None:
+            self._asked_all = True
+            return self._failed
+        read: dict[int, Any] = {}
         try:
-            for _ in range(1 if self._batch_size is not None or self.priming else self._chunk):
-                found = self._positions(self._next)
-                if found is None:
-                    self._asked_all = True
-                    break
-                positions += found
-                self._next += 1
-            if not positions:
-                return None
-            indices = tuple(self._items.index(p) for p in positions)
-            values = []
-            for position in positions:
-                values.append(self._items[position])
-                self._items.forget(position)
-            return _ItemsUnit(tuple(positions), indices, self.crew.freeze(tuple(values)), raw=self._raw)
+            self._read_on(read)
+            items = self.crew.freeze(tuple(read.values()))
         except Exception as error:
-            return self._unreadable(tuple(positions), error)
+            return self._stopped(read, error)
+        if not read:
+            return None
+        return _ItemsUnit(tuple(read), tuple(map(self._items.index, read)), items, raw=self._raw)
 
-    def _unreadable(self, positions: tuple[int, ...], error: Exception) -> _ItemsUnit:
+    def _read_on(self, read: dict[int, Any]) -> None:
+        """Read the next element, or chunk of them, by position; further ones where all of those are left out."""
+        left = 1 if self._batch_size is not None or self.priming else self._chunk
+        while left > 0 or not read:
+            found = self._positions(self._next)
+            if found is None:
+                self._asked_all = True
+                return
+            self._next += 1
+            left -= 1
+            for position in found:
+                self._read(position, read)
+
+    def _read(self, position: int, read: dict[int, Any]) -> None:
+        try:
+            read[position] = self._items[position]
+        except Exception as error:
+            if self._start is None:
+                raise _UnreadableError(position) from error
+            self.skipped.append((self._items.index(position), f"{type(error).__name__}: {error}"))
+        self._items.forget(position)
+
+    def _stopped(self, read: dict[int, Any], error: Exception) -> _ItemsUnit:
+        """What to send when reading failed: single samples that come before are not lost with the one that failed."""
+        at = self._position_of(read, error)
+        cause = error.__cause__ if isinstance(error, _UnreadableError) else error
+        assert isinstance(cause, Exception)
+        index = self._items.index(at)
+        failure = failure_of(cause, f"item {index} (reading items)", remote=False, index=index)
+        self._failed = _ItemsUnit((at,), (), None, made=Made(error=error_of(failure)))
+        before = {position: value for position, value in read.items() if position < at}
+        if before and self._batch_size is None:
+            items = self.crew.freeze(tuple(before.values()))
+            return _ItemsUnit(tuple(before), tuple(map(self._items.index, before)), items, raw=self._raw)
         self._asked_all = True
-        at = positions[0] if positions else self._next * self._unit_size
-        failure = failure_of(error, f"item {at} (reading items)", remote=False, index=at)
-        return _ItemsUnit(positions, (), None, made=Made(error=error_of(failure)))
+        return self._failed
+
+    def _position_of(self, read: dict[int, Any], error: Exception) -> int:
+        """Where reading failed: at an item, in an iterable's own code, or where an item cannot travel to a worker."""
+        if isinstance(error, _UnreadableError):
+            return error.position
+        for position, value in read.items():
+            try:
+                self.crew.freeze((value,))
+            except Exception:
+                return position
+        return max(read, default=self._next * self._unit_size - 1) + 1
 
     def issued_all(self, worker: int) -> bool:
         return self._asked_all

@@ -173,6 +173,11 @@ def takes_rng(function: Any) -> bool:
     return any(p.name == "rng" for p in _parameters(function) or ())
 
 
+def _takes_item(parameter: inspect.Parameter, place: int) -> bool:
+    """Whether a parameter is the one that the item is passed to."""
+    return place == 0 and parameter.kind in _POSITIONAL
+
+
 def check_map_function(function: Any) -> None:
     """TypeError unless the function can be called with one item (and ``rng``)."""
     if not callable(function):
@@ -180,6 +185,14 @@ def check_map_function(function: Any) -> None:
     parameters = _parameters(function)
     if parameters is None:
         return
+    rng = next((i for i, p in enumerate(parameters) if p.name == "rng"), None)
+    if rng is not None and (
+        parameters[rng].kind is inspect.Parameter.POSITIONAL_ONLY or _takes_item(parameters[rng], rng)
+    ):
+        raise TypeError(
+            f"{name_of(function)}{inspect.signature(function)}: from_map passes the item first and rng by name: "
+            "write it as fn(item, rng)"
+        )
     required = [p for p in _required(parameters) if p.name != "rng"]
     room = any(p.kind in (*_POSITIONAL, inspect.Parameter.VAR_POSITIONAL) and p.name != "rng" for p in parameters)
     if not room or len(required) > 1 or any(p.kind is p.KEYWORD_ONLY for p in required):

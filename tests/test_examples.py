@@ -99,3 +99,9 @@ def test_the_same_source_gives_the_same_stream_on_ray(tmp_path: Path) -> None:
     assert "process: 256 samples" in printed
     assert "ray: 256 samples" in printed
     assert "the streams are the same, bit for bit" in printed
+
+
+def test_distributed_training_reads_disjoint_parts_on_two_logical_devices(tmp_path: Path) -> None:
+    printed = run("distributed.py", "--samples", "256", "--epochs", "2", cwd=tmp_path)
+    assert "2 parts of 8 batches each are the 16 of the feed, in turn" in printed
+    assert printed.count(": 8 steps of 2 replicas, loss ") == 2

@@ -26,6 +26,21 @@ class Again:
         return iter(range(self.count))
 
 
+class Torn:
+    """Items of which some cannot be read."""
+
+    def __init__(self, count: int, bad: frozenset[int]) -> None:
+        self.count, self.bad = count, bad
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> int:
+        if i in self.bad:
+            raise KeyError(i)
+        return i
+
+
 def listed(samples: list[Any]) -> Any:
     return np.array([int(sample) for sample in samples])
 
@@ -39,6 +54,7 @@ class Case:
     skips: bool
     shuffle: bool
     sized: bool
+    torn: bool
     batch_size: int | None
     drop_remainder: bool
     collates: bool
@@ -52,7 +68,7 @@ class Case:
 
         def fn(i: int) -> np.int64:
             if i in bad:
-                raise ValueError(i)
+                raise StopIteration
             return np.int64(i)
 
         batches: dict[str, Any] = {}
@@ -63,13 +79,18 @@ class Case:
                 "collate": listed if self.collates else None,
             }
         whole = mpfeed.from_map(
-            fn, range(self.count) if self.sized else Again(self.count), shuffle=shuffles, seed=3,
+            fn, self.items(), shuffle=shuffles, seed=3,
             on_error="skip" if self.skips else "raise", vary_epochs=self.vary_epochs, backend="inprocess", **batches,
         )  # fmt: skip
         keep.append(whole)
         if self.parts > 1:
             keep += whole.split(self.parts, remainder=self.remainder)
         return whole if self.parts == 1 else keep[self.part - self.parts]
+
+    def items(self) -> Any:
+        if not self.sized:
+            return Again(self.count)
+        return Torn(self.count, self.bad) if self.torn else range(self.count)
 
     def epoch(self, number: int) -> list[list[int]]:
         order = Permutation(self.count, 3, number if self.vary_epochs else 0)
@@ -100,7 +121,7 @@ def cases(draw: st.DrawFn) -> Case:
     parts = draw(st.integers(1, 4))
     remainder: Remainder = draw(st.sampled_from(["drop", "pad", "keep"]))
     return Case(
-        count, bad, skips, draw(st.booleans()), draw(st.booleans()),
+        count, bad, skips, draw(st.booleans()), draw(st.booleans()), draw(st.booleans()),
         draw(st.one_of(st.none(), st.integers(1, 5))), draw(st.booleans()), draw(st.booleans()), draw(st.booleans()),
         parts, draw(st.integers(0, parts - 1)), remainder,
     )  # fmt: skip

@@ -133,7 +133,7 @@ MAPS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     (sample, {"a": 1}, {}, TypeError, "items is a mapping"),
     (sample, 7, {}, TypeError, "items must be a sequence or an iterable, not int"),
     (sample, np.array(3), {}, TypeError, "0-d array"),
-    (sample, {1, 2}, {"shuffle": True}, TypeError, r"shuffle=True needs items with a length .*list\(items\)"),
+    (sample, {1: 2}.values(), {"shuffle": True}, TypeError, r"shuffle=True needs items with a length .*list\(items\)"),
     (sample, [1], {"shuffle": 1}, TypeError, "shuffle=1: give True or False"),
     (sample, [1], {"on_error": "ignore"}, ValueError, 'choose "raise" or "skip"'),
     (sample, [1], {"shards": 2}, TypeError, "no option 'shards'"),

@@ -1,0 +1,150 @@
+"""What ``from_map`` takes as items and as a function, and what it says to anything else."""
+
+from __future__ import annotations
+
+import array
+import collections
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpfeed
+from mpfeed._options import BackendName
+
+Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
+
+
+class Squares:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        return i * i
+
+
+class Torn(Squares):
+    def __getitem__(self, i: int) -> int:
+        if i == 2:
+            raise StopIteration("torn")
+        return i * i
+
+
+class Locked:
+    def __reduce__(self) -> Any:
+        raise ValueError("stays here")
+
+
+class Loader:
+    def __call__(self, item: int, *, rng: np.random.Generator) -> int:
+        return item + int(rng.integers(1))
+
+    def method(self, item: int) -> int:
+        return item
+
+
+def values(feed: mpfeed.Feed) -> list[Any]:
+    return [np.asarray(element).tolist() for element in feed]
+
+
+ITEMS: dict[str, tuple[Any, list[Any]]] = {
+    "range": (range(3, 9, 2), [3, 5, 7]),
+    "array": (np.arange(6).reshape(3, 2), [[0, 1], [2, 3], [4, 5]]),
+    "array of objects": (np.array([[1, 2], [3]], object), [[1, 2], [3]]),
+    "array of text": (np.array(["a", "bc"]), ["a", "bc"]),
+    "array.array": (array.array("i", [1, 2]), [1, 2]),
+    "deque": (collections.deque([1, 2]), [1, 2]),
+    "of a dataset's kind": (Squares(), [0, 1, 4, 9]),
+    "values of a dict": ({"a": 1, "b": 2}.values(), [1, 2]),
+    "nothing": ([], []),
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_items_may_be(name: str, keep: Keep) -> None:
+    items, expected = ITEMS[name]
+    assert values(keep(mpfeed.from_map(lambda item: item, items, backend="inprocess"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        ({1, 2}, r"a set, whose order changes from run to run: pass sorted\(items\)"),
+        ({"a": 1}, "a mapping: pass list"),
+        (np.array(3), "a 0-d array"),
+        ((i for i in range(3)), "a live generator"),
+        (map(int, "12"), "a live map"),
+        (iter([1]), "a live list_iterator"),
+        (lambda: [1], "a sequence or an iterable, not function"),
+        (5, "a sequence or an iterable, not int"),
+        (None, "a sequence or an iterable, not NoneType"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_items_that_have_no_order_or_can_be_read_once_only_are_refused(items: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        mpfeed.from_map(lambda item: item, items, backend="inprocess")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        functools.partial(lambda one, item: item, 1),
+        functools.partial(lambda item, k: item, k=1),
+        Loader(),
+        Loader().method,
+        lambda item, **more: item,
+        lambda *items: items[0],
+        lambda item, rng=None: item if rng is not None else -1,
+        int,
+        np.int64,
+    ],
+)
+def test_a_function_may_be_anything_that_is_called_with_an_item(function: Any, keep: Keep) -> None:
+    assert values(keep(mpfeed.from_map(function, [3, 5], backend="inprocess"))) == [3, 5]
+
+
+def rng_first(rng: Any, item: Any) -> Any:
+    return item
+
+
+def rng_by_place(item: Any, rng: Any, /) -> Any:
+    return item
+
+
+@pytest.mark.parametrize("function", [rng_first, rng_by_place])
+def test_a_function_that_cannot_take_rng_by_name_is_refused(function: Any) -> None:
+    with pytest.raises(TypeError, match=r"write it as fn\(item, rng\)"):
+        mpfeed.from_map(function, [1], backend="inprocess")
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_an_item_that_cannot_be_read_is_named_after_those_before_it(
+    remote: BackendName, batch_size: int | None, keep: Keep
+) -> None:
+    feed = keep(mpfeed.from_map(np.int64, Torn(), backend=remote, workers=1, batch_size=batch_size))
+    got = []
+    with pytest.raises(mpfeed.WorkerError, match=r"torn\n  while making item 2 \(reading items\)") as caught:
+        got += [element.tolist() for element in feed]
+    assert caught.value.index == 2
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_an_item_that_cannot_travel_is_named(keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(lambda item: 1, [0, 1, Locked(), 3], backend="process", workers=1))
+    with pytest.raises(mpfeed.WorkerError, match=r"stays here\n  while making item 2"):
+        list(feed)
+
+
+def test_an_item_that_cannot_be_read_is_left_out_where_errors_are_skipped(keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(np.int64, Torn(), backend="process", workers=1, batch_size=2, on_error="skip"))
+    assert values(feed) == [[0, 1], [9]]
+    assert feed.stats().skipped == 1
+
+
+def test_items_of_a_hundred_megabytes_travel(keep: Keep) -> None:
+    items = [np.full(100 << 20, i, np.uint8) for i in range(2)]
+    feed = keep(mpfeed.from_map(lambda item: item[:: 1 << 20], items, backend="process", workers=1))
+    assert [(element.shape, int(element.max())) for element in feed] == [((100,), 0), ((100,), 1)]
