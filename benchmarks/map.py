@@ -14,6 +14,9 @@ took, as each says itself, divided by the workers; what is told is the share of 
 boundary: does the next epoch keep the training loop waiting? The first wait of an epoch, its iterator included, beside
 the median of the others; a loop that waits for its workers, and one that its workers wait for.
 
+kills (asked for by name): does a training that is killed with SIGKILL ten times, at random moments, and started again
+end with the weights of one that never was? ``benchmarks._training`` is that training.
+
 Left out: transport of large batches (``benchmarks.transport``), and sources other than these. Two warm-up epochs are
 not in "slow" and "boundary". Busy items share the cores with whatever else runs: measure on a quiet machine.
 """
@@ -37,12 +40,14 @@ from rich.table import Table
 from benchmarks._map_loaders import Load
 from benchmarks._map_row import Wanted
 from benchmarks._rows import Surroundings
+from benchmarks._training import killed
 
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _TORCH = _CHECKOUT / ".venvs" / "peers" / "bin" / "python"
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PYTHONWARNINGS": "ignore"}
 _LIMIT_S = 240
 _MANY = 5_000_000
+_KILLS = 10
 
 
 def rows_of(question: str) -> list[Wanted]:
@@ -93,6 +98,16 @@ def _boundary() -> list[Wanted]:
     return rows
 
 
+def killed_and_not(seed: int) -> dict[str, Any]:
+    """One row: the weights of a training with and without deaths, and how many steps each life made."""
+    row = {"label": f"{_KILLS} deaths", "wanted": {"question": "kills", "seed": seed}}
+    row["surroundings"] = asdict(Surroundings.now())
+    whole, steps = killed(0, seed)
+    weights, lives = killed(_KILLS, seed)
+    row["seen"] = {"whole": whole, "killed": weights, "steps": sum(steps), "steps_of_each_life": lives}
+    return row if whole == weights else {**row, "error": f"the weights differ: {whole} and {weights}"}
+
+
 def measured(wanted: Wanted, torch: Path) -> dict[str, Any]:
     """One row: what was wanted, and what its process saw or why it saw nothing."""
     row = {"label": wanted.label, "wanted": wanted.to_json(), "surroundings": asdict(Surroundings.now())}
@@ -115,8 +130,11 @@ def measured(wanted: Wanted, torch: Path) -> dict[str, Any]:
 def figures(row: dict[str, Any]) -> dict[str, str]:
     """What of a row goes into the table."""
     seen, question = row.get("seen"), row["wanted"]["question"]
-    if seen is None:
+    if seen is None or "error" in row:
         return {"failed": row["error"]}
+    if question == "kills":
+        lives = " ".join(map(str, seen["steps_of_each_life"]))
+        return {"weights": "the same", "sha256": seen["whole"][:16], "steps of each life": lives}
     if question == "items":
         own, share = (sum(seen[name]) / 1e6 for name in ("own_bytes", "share_bytes"))
         return {
@@ -147,15 +165,17 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def main(
-    question: Annotated[list[str] | None, typer.Option(help="items, slow or boundary; repeatable.")] = None,
+    question: Annotated[list[str] | None, typer.Option(help="items, slow, boundary or kills; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the moments of the kills.")] = 0,
     loader: Annotated[str, typer.Option(help="mpfeed, torch, or both.")] = "both",
     torch: Annotated[Path, typer.Option(help="Python of an environment that has torch and psutil.")] = _TORCH,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write all rows with their raw values.")] = None,
 ) -> None:
     """Measure what from_map costs and holds back, PyTorch's DataLoader beside it."""
     console = Console(width=130)
-    wanted = [row for name in question or ("items", "slow", "boundary") for row in rows_of(name)]
-    rows = []
+    asked = question or ["items", "slow", "boundary"]
+    wanted = [row for name in asked if name != "kills" for row in rows_of(name)]
+    rows = [killed_and_not(seed)] if "kills" in asked else []
     for one in wanted:
         if loader in ("both", one.loader):
             rows.append(measured(one, torch))

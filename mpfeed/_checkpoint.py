@@ -101,7 +101,9 @@ class FeedCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         iterations = self._iterations()
         self._anchors = [anchor for anchor in _read(self._path) if anchor.iterations <= iterations]
         begin = self._found(iterations)
-        self._feed.load_state_dict(self._origin if begin is None else begin.state)
+        state = self._origin if begin is None else begin.state
+        if self._feed.state_dict() != state:
+            self._feed.load_state_dict(state)
         self._feed.passages = []
         self._begun = begin
         self._restored = iterations
