@@ -92,6 +92,20 @@ def mpfeed_map(load: Load, *, tensors: bool = False, **options: Any) -> Iterator
             yield lambda: feed
 
 
+@contextmanager
+def mpfeed_generator(load: Load, **options: Any) -> Iterator[Callable[[], Iterable[Any]]]:
+    """The same work as a generator of shards: one epoch at each call."""
+    import mpfeed
+
+    function, count = load.call(), load.items
+
+    def source(shard: Any) -> Iterator[Any]:
+        return (function(number) for number in shard.of(range(count)))
+
+    with mpfeed.from_generator(source, workers=load.workers, batch_size=load.batch_size, **options) as feed:
+        yield lambda: feed
+
+
 class Items:
     """A dataset of PyTorch's kind: a list, and a function that is applied to one of its items."""
 
@@ -117,4 +131,6 @@ def torch_loader(load: Load, **options: Any) -> Iterator[Callable[[], Iterable[A
     yield lambda: loader
 
 
-LOADERS: dict[str, Callable[..., Any]] = {"mpfeed": mpfeed_map, "torch": torch_loader}
+LOADERS: dict[str, Callable[..., Any]] = {
+    "mpfeed": mpfeed_map, "generator": mpfeed_generator, "torch": torch_loader,
+}  # fmt: skip

@@ -91,6 +91,7 @@ def _boundary() -> list[Wanted]:
         for name, loader, options in (
             ("mpfeed process", "mpfeed", {}),
             ("mpfeed process, dataset()", "mpfeed", {"tensors": True}),
+            ("from_generator", "generator", {}),
             ("PyTorch, workers kept", "torch", {}),
             ("PyTorch, its defaults", "torch", {"persistent_workers": False}),
         ):
@@ -177,7 +178,7 @@ def main(
     wanted = [row for name in asked if name != "kills" for row in rows_of(name)]
     rows = [killed_and_not(seed)] if "kills" in asked else []
     for one in wanted:
-        if loader in ("both", one.loader):
+        if loader == "both" or (loader == "torch") == (one.loader == "torch"):
             rows.append(measured(one, torch))
             said = ", ".join(f"{name} {value}" for name, value in figures(rows[-1]).items())
             console.print(f"{one.question} · {one.label}: {said}", markup=False, highlight=False)
