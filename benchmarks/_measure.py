@@ -24,6 +24,7 @@ from benchmarks._job import Job, Limits
 from benchmarks._places import copies
 from benchmarks._source import leaves
 from benchmarks.references import Stream
+from mpfeed._loop import Loop
 
 _FEWEST = 5
 _REPORT_S = 0.25
@@ -81,13 +82,11 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-class _Consumer:
-    """Takes batches one by one; a stream that ends is iterated again, as the next epoch."""
+class _Consumer(Loop):
+    """A training loop that looks at its batches: their size, what holds them, which have come before."""
 
     def __init__(self, stream: Stream, step_s: float, numbered: bool) -> None:
-        self._stream = stream
-        self._iterator: Iterator[Any] = iter(stream)
-        self._step_s = step_s
+        super().__init__(stream, step_s, self._look_at)
         self._numbered = numbered
         self._numbers: set[int] = set()
         self.looks_for_copies = False
@@ -99,31 +98,6 @@ class _Consumer:
     @property
     def repeated(self) -> int:
         return self.seen - len(self._numbers)
-
-    def take(self) -> float:
-        """Seconds waited for the next batch; the step is over and the batch dropped on return."""
-        begun = time.perf_counter()
-        batch = self._next()
-        waited = time.perf_counter() - begun
-        self._look_at(batch)
-        if self._step_s:
-            time.sleep(self._step_s)
-        return waited
-
-    def drop(self) -> None:
-        """Let go of the iterator, which ends what it runs, as a loop does that is left."""
-        self._iterator = iter(())
-
-    def _next(self) -> Any:
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self.drop()  # as a `for` loop does before the next one starts
-            self._iterator = iter(self._stream)
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            raise ValueError("the source gave no batch in a whole epoch") from None
 
     def _look_at(self, batch: Any) -> None:
         if not self.batch_bytes:

@@ -7,7 +7,6 @@ what mpfeed gives them: a ``Shard``, and batches of a number of samples.
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
+
+from mpfeed._loop import named
 
 T = TypeVar("T")
 
@@ -41,13 +42,7 @@ def resolve(name: str) -> Callable[..., Iterable[Any]]:
     Raises:
         ValueError: there is none.
     """
-    module_name, _, path = name.partition(":")
-    if not module_name or not path:
-        raise ValueError(f"{name!r}: write a source as module:function, for example my_data:batches")
-    try:
-        found = functools.reduce(getattr, path.split("."), importlib.import_module(module_name))
-    except (AttributeError, ModuleNotFoundError) as error:
-        raise ValueError(f"there is no source {name!r}: {error}") from error
+    found = named(name)
     if not callable(found):
         raise ValueError(f"{name!r} is {type(found).__name__}: a source is a function that yields batches")
     function: Callable[..., Iterable[Any]] = found

@@ -15,6 +15,7 @@ if typing.TYPE_CHECKING:
     from mpfeed._feed import Feed
     from mpfeed._function import NumpyFunction, numpy_function
     from mpfeed._iterator import FeedIterator
+    from mpfeed._sizing import Resizing
     from mpfeed._source import Shard
     from mpfeed._stats import FeedStats, SlowestSample, WorkerStats
     from mpfeed._verdict import Verdict
@@ -36,6 +37,7 @@ _HOMES = {
     "NumpyFunction": "_function",
     "Process": "backends.processes",
     "Ray": "backends.ray_actors",
+    "Resizing": "_sizing",
     "Shard": "_source",
     "SignatureError": "_errors",
     "SlowestSample": "_stats",
@@ -63,6 +65,7 @@ __all__ = [
     "NumpyFunction",
     "Process",
     "Ray",
+    "Resizing",
     "Shard",
     "SignatureError",
     "SlowestSample",

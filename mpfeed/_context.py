@@ -19,7 +19,7 @@ class Worker:
 
     Attributes:
         index: which worker, ``0 <= index < count``.
-        count: number of workers of the feed.
+        count: number of workers of the feed; with ``workers="auto"`` the most there may be.
         state: what ``worker_init`` returned, or what the context manager it returned gave on entering.
     """
 

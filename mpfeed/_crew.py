@@ -12,12 +12,14 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from mpfeed import _interrupts
+from mpfeed._auto import Auto
 from mpfeed._counters import WorkerCount
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, WorkerDied
 from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Reply, Request, Unfit
@@ -52,6 +54,12 @@ class Run(Protocol):
     def describe(self, unit: Unit) -> str:
         """The unit in words."""
 
+    def holds(self, worker: int) -> bool:
+        """Whether something was begun on a worker that only that one can go on with."""
+
+    def resized(self) -> None:
+        """Other workers are at work than before: what was not begun may go to them."""
+
     def retry(self, unit: Unit) -> list[Unit]:
         """The units to send in place of one whose worker died on it."""
 
@@ -77,6 +85,9 @@ class _Member:
     unanswered: dict[int, _Ticket] = field(default_factory=dict)
     # Held back until a worker that has done max_tasks_per_worker is replaced.
     waiting: list[_Ticket] = field(default_factory=list)
+    # Not at work, a worker finishes what it has begun and ends; coming, it will be at work once it is ready.
+    at_work: bool = True
+    coming: bool = False
     doomed: WorkerDied | None = None
     latest_run: int = 0  # its number
     count: WorkerCount = field(default_factory=WorkerCount)
@@ -87,7 +98,7 @@ class Crew:
 
     Args:
         backend: where they run.
-        plan: what they need.
+        plan: what they need; its ``workers`` is how many there may be.
         max_restarts: deaths at one position that are made good.
         max_tasks: requests after which a worker is replaced, or None.
         timeout_s: longest wait, or None.
@@ -103,6 +114,10 @@ class Crew:
         self._timeout_s = timeout_s
         self._engine: Engine | None = None
         self._members = [_Member() for _ in range(plan.workers)]
+        self._at_work = list(range(plan.workers))
+        self.auto: Auto | None = None
+        self.live: weakref.WeakSet[Run] = weakref.WeakSet()
+        self._waited_s = 0.0
         self._deaths: Counter[Hashable] = Counter()
         self._numbers = 0
         self._largest_bytes = 0
@@ -119,8 +134,36 @@ class Crew:
 
     @property
     def workers(self) -> int:
+        """How many workers are at work."""
+        return len(self._at_work)
+
+    @property
+    def most(self) -> int:
         """How many workers there may be."""
         return len(self._members)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds all consumers have waited, over all elements."""
+        return self._waited_s
+
+    @property
+    def coming(self) -> bool:
+        """Whether a worker that was added is not ready yet."""
+        return any(member.coming for member in self._members)
+
+    def at_work(self) -> list[int]:
+        """The workers that are given new work."""
+        return self._at_work
+
+    def pids(self) -> list[int]:
+        """Processes of the workers that are ready, as far as the backend names them."""
+        return [member.pid for member in self._members if member.state == "ready" and member.pid is not None]
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest message that has come."""
+        return self._largest_bytes
 
     @property
     def closed(self) -> bool:
@@ -148,7 +191,7 @@ class Crew:
             return wanted
         if not self._largest_bytes:  # nothing is known yet: one each
             return 1
-        return max(1, min(wanted, room // (self._largest_bytes * len(self._members))))
+        return max(1, min(wanted, room // (self._largest_bytes * self.workers)))
 
     def load(self, worker: int) -> int:
         """Units a worker has been sent and has not answered."""
@@ -156,8 +199,8 @@ class Crew:
         return len(member.unanswered) + len(member.waiting)
 
     def freest(self) -> int:
-        """The worker with the fewest unanswered units."""
-        return min(range(len(self._members)), key=self.load)
+        """The worker at work with the fewest unanswered units."""
+        return min(self._at_work, key=self.load)
 
     def incarnation(self, worker: int) -> int:
         """How often the worker was started; the run's open shards live in one incarnation."""
@@ -166,8 +209,43 @@ class Crew:
     def start_all(self) -> None:
         """Start the workers that were never started, so that they are ready when they are asked. The lock is held."""
         for worker, member in enumerate(self._members):
-            if not member.incarnation:
+            if member.at_work and not member.incarnation:
                 self._start(worker)
+
+    def adapt(self, auto: Auto, workers: int) -> None:
+        """Begin with so many of the workers there may be, and let ``auto`` change the number."""
+        self.auto = auto
+        for member in self._members[workers:]:
+            member.at_work = False
+        self._at_work = self._at_work[:workers]
+
+    def resize(self, workers: int) -> None:
+        """Have so many workers at work, the new ones once they are ready. The lock is held."""
+        at_work = self._at_work
+        for worker in at_work[workers:]:
+            self._members[worker].at_work = False
+        others = [w for w, member in enumerate(self._members) if not member.at_work and not member.coming]
+        for worker in others[: max(0, workers - len(at_work))]:
+            member = self._members[worker]
+            member.at_work, member.coming = member.state == "ready", member.state != "ready"
+            if member.state == "absent":
+                self._start(worker)
+        self._resized()
+
+    def _resized(self) -> None:
+        self._at_work = [worker for worker, member in enumerate(self._members) if member.at_work]
+        for run in self.live:
+            run.resized()
+        for worker in range(len(self._members)):
+            self._let_go(worker)
+
+    def _let_go(self, worker: int) -> None:
+        """End a worker that is no longer at work and has finished what it had begun."""
+        member = self._members[worker]
+        spent = member.state == "ready" and not member.at_work and not member.unanswered and not member.waiting
+        if spent and not self._closed and not any(run.holds(worker) for run in self.live):
+            self._opened().retire_worker(worker)
+            member.state = "absent"
 
     def submit(self, run: Run, unit: Unit, worker: int) -> None:
         """Send a unit to a worker, starting it if need be. The lock is held."""
@@ -196,12 +274,14 @@ class Crew:
 
     def drop(self, run: Run) -> None:
         """Forget a run: its unanswered units, and its iterators in the workers. The lock is held."""
+        self.live.discard(run)
         for worker, member in enumerate(self._members):
             for number in [n for n, ticket in member.unanswered.items() if ticket.run is run]:
                 del member.unanswered[number]
             member.waiting = [ticket for ticket in member.waiting if ticket.run is not run]
             if member.state != "absent" and not self._closed:
                 self._opened().send(worker, Drop(run.number))
+                self._let_go(worker)
 
     def abandon(self, run: Run) -> None:
         """Forget a run whose iterator was collected. Any thread, also inside the garbage collector."""
@@ -244,6 +324,9 @@ class Crew:
                 if value is not None:
                     if limit is not None and waited > limit:
                         log.warning("an element took %.1f s, more than timeout=%s", waited, limit)
+                    self._waited_s += waited
+                    if self.auto is not None:
+                        self.auto.consider(self)
                     return value
                 if limit is not None and waited >= limit and self._backend.remote:
                     raise FeedTimeout(self._late(waited))
@@ -295,6 +378,9 @@ class Crew:
                 member.state, member.pid = "ready", event.pid
                 member.count.pid = event.pid
                 self._deaths.pop(("start", event.worker), None)
+                if member.coming:
+                    member.coming, member.at_work = False, True
+                    self._resized()
             case Arrived():
                 self._arrived(event.worker, member, event.reply)
             case Unfit():
@@ -316,6 +402,8 @@ class Crew:
             ticket.run.receive(ticket.unit, reply)
         if member.waiting:
             self._replace_worn(worker)
+        elif not member.at_work:
+            self._let_go(worker)
 
     def _placed(self, failure: Failure, worker: int, member: _Member) -> Failure:
         return replace(failure, worker=worker, pid=member.pid if self._backend.remote else None)
@@ -353,8 +441,15 @@ class Crew:
     def _unfit(self, worker: int, member: _Member, failure: Failure) -> None:
         tickets = self._take_unanswered(member)
         member.state = "absent"
+        self._not_coming(member)
         for ticket in tickets:
             ticket.run.fail(ticket.unit, error_of(self._placed(failure, worker, member)))
+
+    def _not_coming(self, member: _Member) -> None:
+        """A worker that was added could not start: the feed goes on with those it has."""
+        if member.coming and self.auto is not None:
+            member.coming = False
+            self.auto.failed(self.workers)
 
     @staticmethod
     def _take_unanswered(member: _Member) -> list[_Ticket]:
@@ -373,6 +468,7 @@ class Crew:
         if blamed is not None and not starting:
             place = (blamed.run.number, blamed.run.position(blamed.unit))
         self._deaths[place] += 1
+        self._not_coming(member)
         log.info("worker %d (pid %s) %s", worker, event.pid, event.text)
         if self._deaths[place] > self._max_restarts:
             error = self._obituary(event, starting, blamed, self._deaths.pop(place))
@@ -413,8 +509,9 @@ class Crew:
     # ---------------------------------------------------------------------------------------------- end
 
     def counts(self) -> list[WorkerCount]:
-        """Counters of each worker."""
-        return [member.count for member in self._members]
+        """Counters of each worker, up to the last that is or was at work."""
+        last = max(w for w, member in enumerate(self._members) if member.at_work or member.incarnation)
+        return [member.count for member in self._members[: last + 1]]
 
     def _forked(self) -> bool:
         return os.getpid() != self._pid

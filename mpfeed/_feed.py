@@ -7,10 +7,12 @@ import threading
 import time
 import warnings
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mpfeed._auto import Auto
 from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
@@ -123,23 +125,28 @@ class Feed:
         o = self._options
         asked = worker_count(o.workers, self._backend)
         self._plan.settle(asked)
-        workers = self._backend.fit(self._plan.limit_workers(asked))
+        workers = most = self._backend.fit(self._plan.limit_workers(asked))
+        if o.workers == "auto":
+            most = max(workers, self._plan.limit_workers(self._backend.most_workers(workers)))
         self.counters.room = workers * (o.buffer + 1)
-        settings = Settings(workers, o.batch_size, self._seed, o.vary_epochs)
-        plan = Plan(self._work, settings, workers, o.buffer, o.threads_per_worker)
-        return Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
+        settings = Settings(most, o.batch_size, self._seed, o.vary_epochs)
+        plan = Plan(self._work, settings, most, o.buffer, o.threads_per_worker)
+        crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
+        if o.workers == "auto" and self._backend.remote:
+            crew.adapt(Auto(most), workers)
+        return crew
 
     def read_ahead(self, run: BaseRun) -> None:
         """Let workers that have nothing left to do in a run begin the next epoch. The crew's lock is held."""
         crew = run.crew
-        if self._primed is not None or not any(run.issued_all(w) for w in range(crew.workers)):
+        if self._primed is not None or not any(run.issued_all(w) for w in crew.at_work()):
             return
         limit = self._options.epochs
         if self._ahead is None and run.epoch + 1 == self._next_epoch and (limit is None or self._next_epoch < limit):
             vary = self._options.vary_epochs
             self._ahead = self._plan.run(crew, self._next_epoch, self._next_epoch if vary else 0, None)
             self._ahead.ahead = True
-        if self._ahead is not None and all(run.issued_all(w) for w in range(crew.workers)):
+        if self._ahead is not None and all(run.issued_all(w) for w in range(crew.most)):
             self._ahead.pump()
 
     # ---------------------------------------------------------------------------------------- signature
@@ -396,7 +403,10 @@ class Feed:
     def stats(self) -> FeedStats:
         """What the feed has seen of itself so far."""
         crew = self._crew
-        return self.counters.snapshot(crew.counts() if crew is not None else [])
+        if crew is None or crew.auto is None:
+            return self.counters.snapshot(crew.counts() if crew is not None else [])
+        self.counters.room = crew.workers * (self._options.buffer + 1)
+        return replace(self.counters.snapshot(crew.counts()), resizings=tuple(crew.auto.resizings))
 
     def close(self) -> None:
         """Stop the workers; live iterators and datasets raise ``FeedClosed``. Arrays that are held stay valid.

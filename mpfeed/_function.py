@@ -69,6 +69,12 @@ class _CallRun:
     def describe(self, unit: _CallUnit) -> str:
         return f"call {unit.number}"
 
+    def holds(self, worker: int) -> bool:
+        return False
+
+    def resized(self) -> None:
+        pass
+
     def retry(self, unit: _CallUnit) -> list[_CallUnit]:
         return [unit]
 
@@ -203,7 +209,7 @@ def numpy_function(  # noqa: PLR0913 (the options a feed has, by the names it ha
             ``output_signature``. Where it has a parameter ``rng``, the callable takes one more last argument, an
             integer tensor (from ``Dataset.random`` or ``enumerate``), and rng is seeded by (seed, that tensor).
         output_signature: structure of ``tf.TensorSpec``.
-        workers: how many, or "auto"; see ``FeedOptions`` for this and all that follow.
+        workers: how many, or "auto": one a usable CPU (in-process: one). See ``FeedOptions`` for all that follow.
         backend: where they run.
         seed: of all random numbers.
         timeout: longest wait for one call in seconds, start of the workers included.

@@ -35,6 +35,11 @@ class _Shard:
     queue: deque[Made] = field(default_factory=deque)
     rest: tuple[Any, ...] = ()
 
+    @property
+    def begun(self) -> bool:
+        """Whether a worker was asked for it, so that it holds its iterator."""
+        return self.incarnation > 0 or self.asked > 0
+
 
 @dataclass(slots=True, eq=False)
 class _ShardUnit:
@@ -57,13 +62,14 @@ class GeneratorRun(BaseRun):
         self._batch_size = options.batch_size
         self._ordered = options.ordered
         self._drop_remainder = options.drop_remainder
-        self._shards = [_Shard(i, i % crew.workers) for i in range(shards)]
+        workers = crew.at_work()
+        self._shards = [_Shard(i, workers[i % len(workers)]) for i in range(shards)]
         self._turns = list(self._shards)  # those not exhausted, in order
         self._turn = 0
         self._arrived: deque[Made] = deque()  # unordered: as they came
-        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(crew.workers)]
-        self._next_of = [0] * crew.workers
-        self._held = [0] * crew.workers
+        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(crew.most)]
+        self._next_of = [0] * crew.most
+        self._held = [0] * crew.most
         self._units: dict[int, _Shard] = {}
         self._tail: deque[CollateUnit] | None = None
         self._tail_taken = 0
@@ -155,6 +161,21 @@ class GeneratorRun(BaseRun):
         return all(shard.ended for shard in self._of_worker[worker])
 
     # ---------------------------------------------------------------------------------- the crew's side
+
+    def holds(self, worker: int) -> bool:
+        return any(not shard.ended and shard.begun for shard in self._of_worker[worker])
+
+    def resized(self) -> None:
+        """Deal the shards that no worker has begun to those with the fewest; another would have to be run anew."""
+        waiting = [shard for shard in self._shards if not shard.begun and not shard.ended]
+        load = {
+            worker: sum(shard.begun and not shard.ended for shard in self._of_worker[worker])
+            for worker in self.crew.at_work()
+        }
+        for shard in waiting:
+            shard.worker = min(load, key=lambda worker: load[worker])
+            load[shard.worker] += 1
+        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(self.crew.most)]
 
     def request(self, number: int, unit: Any, worker: int, incarnation: int) -> MakeShard | Collate:
         if isinstance(unit, CollateUnit):

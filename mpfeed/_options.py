@@ -21,7 +21,8 @@ class FeedOptions(TypedDict, total=False):
     """Keyword options of ``from_generator`` and ``from_map``; each is explained in the README's table.
 
     Attributes:
-        workers: how many, or "auto": one a usable CPU (in-process: one).
+        workers: how many, or "auto": one a usable CPU (in-process: one) to begin with, then more while that helps and
+            fewer where they only wait.
         backend: "inprocess", "process", "ray", or an instance of InProcess, Process or Ray.
         batch_size: samples a batch; None delivers elements as the source makes them.
         drop_remainder: drop the epoch's last batch if it is short.

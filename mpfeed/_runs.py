@@ -117,6 +117,7 @@ class BaseRun:
     def __init__(self, crew: Crew, epoch: int, buffer: int) -> None:
         self.crew = crew
         self.number = crew.new_run()
+        crew.live.add(self)  # type: ignore[arg-type]
         self.epoch = epoch
         self.buffer = buffer
         self.closed = False
@@ -174,6 +175,13 @@ class BaseRun:
             self.closed = True
             self.discard()
             self.crew.drop(self)  # type: ignore[arg-type]
+
+    def holds(self, worker: int) -> bool:
+        """See ``Run.holds``."""
+        return False
+
+    def resized(self) -> None:
+        """See ``Run.resized``."""
 
     def discard(self) -> None:
         """Let go of what has come and was not consumed: it aliases the workers' memory."""

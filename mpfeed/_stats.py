@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpfeed._sizing import Resizing
 from mpfeed._verdict import Verdict
 
 
@@ -95,6 +96,7 @@ class FeedStats:
         cpus: that this process may use.
         workers: one entry a worker.
         verdict: what limits the feed, and what to change.
+        resizings: the latest changes of the number of workers by ``workers="auto"``, at most 64.
     """
 
     backend: str
@@ -122,6 +124,7 @@ class FeedStats:
     cpus: int
     workers: tuple[WorkerStats, ...]
     verdict: Verdict
+    resizings: tuple[Resizing, ...] = ()
 
     @property
     def copies(self) -> int:
@@ -134,7 +137,7 @@ class FeedStats:
         return self.wait_s / (self.wait_s + self.step_s) if self.wait_s + self.step_s else 0.0
 
     def __repr__(self) -> str:
-        return "\n".join([*self._consumer(), *_table(self.workers), str(self.verdict)])
+        return "\n".join([*self._consumer(), *_table(self.workers), *map(str, self.resizings[-3:]), str(self.verdict)])
 
     __str__ = __repr__
 

@@ -11,7 +11,8 @@ import mpfeed
 
 NAMES = [
     "Feed", "FeedClosed", "FeedIterator", "FeedStats", "FeedTimeout", "InProcess", "MpfeedError", "NumpyFunction",
-    "Process", "Ray", "Shard", "SignatureError", "SlowestSample", "Verdict", "Worker", "WorkerDied", "WorkerError", "WorkerStats",
+    "Process", "Ray", "Resizing", "Shard", "SignatureError", "SlowestSample", "Verdict", "Worker", "WorkerDied",
+    "WorkerError", "WorkerStats",
     "collate_padded", "empty", "from_generator", "from_map", "numpy_function", "worker",
 ]  # fmt: skip
 

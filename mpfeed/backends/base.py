@@ -91,6 +91,9 @@ class Backend(Protocol):
     def default_workers(self) -> int:
         """What ``workers="auto"`` means here."""
 
+    def most_workers(self, workers: int) -> int:
+        """How many there may be of a feed with ``workers="auto"`` that begins with so many."""
+
     def fit(self, workers: int) -> int:
         """How many of so many workers can run now, at least 1; a warning where they are fewer.
 

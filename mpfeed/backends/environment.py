@@ -17,9 +17,9 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
 # From this size on, memcpy writes past the caches. glibc's own threshold follows the size of the last-level cache that
-# the CPU reports, of which a virtual machine's share may be small (300 MiB for 2 cores: never reached). A copy of 48 MB,
-# alone and beside another, in interleaved rounds, ms: 20.5 and 15.5 by default, 11.8 and 8.8 so; of 4.8 MB beside
-# another 1.43 and 0.71.
+# the CPU reports, of which a virtual machine's share may be small (300 MiB for 2 cores: never reached). A copy of
+# 48 MB, alone and beside another, in interleaved rounds, ms: 20.5 and 15.5 by default, 11.8 and 8.8 so; of 4.8 MB
+# beside another 1.43 and 0.71.
 _COPY = "glibc.cpu.x86_non_temporal_threshold=0x400000"
 
 

@@ -37,6 +37,9 @@ class InProcess:
     def default_workers(self) -> int:
         return 1
 
+    def most_workers(self, workers: int) -> int:
+        return workers
+
     def fit(self, workers: int) -> int:
         return workers
 

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mpfeed._cpus import usable_cpus
+from mpfeed._cpus import most_local_workers, usable_cpus
 from mpfeed._errors import MpfeedError
 from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Parcel, Reply, Request, Unfit
 from mpfeed._producer import Work
@@ -67,6 +67,10 @@ class Process:
 
     def default_workers(self) -> int:
         return usable_cpus()
+
+    def most_workers(self, workers: int) -> int:
+        # A limit of memory is shared out among the workers when they start.
+        return workers if self.memory_limit is not None else most_local_workers()
 
     def fit(self, workers: int) -> int:
         return workers

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mpfeed._cpus import usable_cpus
+from mpfeed._cpus import most_local_workers, usable_cpus
 from mpfeed._layout import Bytes
 from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Parcel, Request, Unfit
 from mpfeed._producer import Work
@@ -84,6 +84,13 @@ class Ray:
 
     def default_workers(self) -> int:
         return usable_cpus()
+
+    def most_workers(self, workers: int) -> int:
+        session = connect(self)
+        try:
+            return workers if session.reserves else most_local_workers()
+        finally:
+            release(session)
 
     def fit(self, workers: int) -> int:
         session = connect(self)
