@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpfeed._errors import FeedClosed
+from mpfeed._errors import FeedClosed, MpfeedError
 from mpfeed._layout import Array, heap
 from mpfeed._map_run import Part
 from mpfeed._position import Passage, Position
@@ -55,9 +55,15 @@ class FeedIterator(Iterator[Any]):
 
     def _catch_up(self) -> None:
         """Make again, and throw away, what lies between where the run began and where the consumer was."""
-        while self._discard:
-            self._discard -= 1
-            _ = self.next_element() if self._group is None else self._group.next(self)
+        try:
+            while self._discard:
+                _ = self.next_element() if self._group is None else self._group.next(self)
+                self._discard -= 1
+        except StopIteration:
+            raise MpfeedError(
+                f"epoch {self._run.epoch} ended {self._discard} elements before the place that the state is of: a "
+                "source must yield the same again when it is replayed"
+            ) from None
 
     def next_element(self) -> Any:
         """The next element of the whole stream."""

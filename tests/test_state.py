@@ -139,6 +139,20 @@ def test_a_state_may_be_loaded_into_the_same_feed_to_go_back(keep: Keep) -> None
     assert digest(feed) == rest
 
 
+def test_elements_before_the_position_are_made_again_and_thrown_away(keep: Keep) -> None:
+    whole = [copied(element) for element in keep(generated())]
+    state = {**keep(generated()).state_dict(), "taken": 5, "discard": 5}
+    later = keep(generated())
+    later.load_state_dict(through_json(state))
+    iterator = iter(later)
+    assert digest([next(iterator)]) == digest(whole[5:6])
+    assert later.state_dict()["taken"] == 6
+    assert digest(iterator) == digest(whole[6:])
+    later.load_state_dict({**state, "taken": 20, "discard": 20})
+    with pytest.raises(mpfeed.MpfeedError, match="epoch 0 ended 6 elements before the place that the state is of"):
+        next(iter(later))
+
+
 def test_a_drawn_seed_is_recorded_and_taken_over(keep: Keep) -> None:
     feed = keep(mapped(seed=None))
     iterator = iter(feed)
