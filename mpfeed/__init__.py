@@ -15,9 +15,12 @@ if typing.TYPE_CHECKING:
     from mpfeed._feed import Feed
     from mpfeed._function import NumpyFunction, numpy_function
     from mpfeed._iterator import FeedIterator
+    from mpfeed._monitor import Monitor, monitor
     from mpfeed._sizing import Resizing
     from mpfeed._source import Shard
+    from mpfeed._span import span
     from mpfeed._stats import FeedStats, SlowestSample, WorkerStats
+    from mpfeed._trace import Trace
     from mpfeed._verdict import Verdict
     from mpfeed.backends.in_process import InProcess
     from mpfeed.backends.processes import Process
@@ -33,6 +36,7 @@ _HOMES = {
     "FeedStats": "_stats",
     "FeedTimeout": "_errors",
     "InProcess": "backends.in_process",
+    "Monitor": "_monitor",
     "MpfeedError": "_errors",
     "NumpyFunction": "_function",
     "Process": "backends.processes",
@@ -41,6 +45,7 @@ _HOMES = {
     "Shard": "_source",
     "SignatureError": "_errors",
     "SlowestSample": "_stats",
+    "Trace": "_trace",
     "Verdict": "_verdict",
     "Worker": "_context",
     "WorkerDied": "_errors",
@@ -50,7 +55,9 @@ _HOMES = {
     "empty": "_context",
     "from_generator": "_factories",
     "from_map": "_factories",
+    "monitor": "_monitor",
     "numpy_function": "_function",
+    "span": "_span",
     "worker": "_context",
 }
 
@@ -61,6 +68,7 @@ __all__ = [
     "FeedStats",
     "FeedTimeout",
     "InProcess",
+    "Monitor",
     "MpfeedError",
     "NumpyFunction",
     "Process",
@@ -69,6 +77,7 @@ __all__ = [
     "Shard",
     "SignatureError",
     "SlowestSample",
+    "Trace",
     "Verdict",
     "Worker",
     "WorkerDied",
@@ -78,7 +87,9 @@ __all__ = [
     "empty",
     "from_generator",
     "from_map",
+    "monitor",
     "numpy_function",
+    "span",
     "worker",
 ]
 

@@ -53,6 +53,8 @@ class Auto:
         workers, reason = decided
         self.resizings.append(Resizing(now_s - self._begun_s, messages, before, workers, reason))
         log.info("%d workers instead of %d: %s", workers, before, reason)
+        if crew.trace is not None:
+            crew.trace.note(f"{workers} workers instead of {before}: {reason}")
         crew.resize(workers)
 
     def failed(self, workers: int) -> None:

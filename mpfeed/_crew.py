@@ -24,6 +24,7 @@ from mpfeed._counters import WorkerCount
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, WorkerDied
 from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Reply, Request, Unfit
 from mpfeed._serialize import error_of
+from mpfeed._trace import Trace
 from mpfeed.backends.base import GRACE_S, Backend, Engine, Plan
 
 T = TypeVar("T")
@@ -127,6 +128,7 @@ class Crew:
         self._pid = os.getpid()
         self._abandoned: list[Run] = []
         self._interrupts = 0
+        self.trace: Trace | None = None
         self.lock = threading.Condition(threading.Lock())
         _interrupts.watch(self)
 
@@ -270,6 +272,8 @@ class Crew:
         member.latest_run = ticket.run.number
         member.sent += 1
         request = ticket.run.request(number, ticket.unit, worker, member.incarnation)
+        if self.trace is not None:
+            request = replace(request, traced=True)
         self._opened().send(worker, request)
 
     def drop(self, run: Run) -> None:
@@ -393,7 +397,11 @@ class Crew:
         size = sum(payload.nbytes for payload in reply.payloads)
         self._largest_bytes = max(self._largest_bytes, size)
         ticket = member.unanswered.get(reply.number)
-        _count(member.count, reply, starved=ticket is None or ticket.starved)
+        starved = ticket is None or ticket.starved
+        made_s = _count(member.count, reply, starved=starved)
+        if self.trace is not None and reply.effort is not None and reply.effort.spans:
+            name = "" if member.pid is None else f" (pid {member.pid})"
+            self.trace.replied(worker, name, reply.effort.spans, made_s - reply.effort.done_s, starved=starved)
         if not reply.more:
             member.unanswered.pop(reply.number, None)
         if ticket is not None:
@@ -513,6 +521,11 @@ class Crew:
         last = max(w for w, member in enumerate(self._members) if member.at_work or member.incarnation)
         return [member.count for member in self._members[: last + 1]]
 
+    def untrace(self, trace: Trace) -> None:
+        """Record no more."""
+        if self.trace is trace:
+            self.trace = None
+
     def _forked(self) -> bool:
         return os.getpid() != self._pid
 
@@ -540,7 +553,8 @@ class Crew:
                 self._take_unanswered(member)  # half answered, they alias the workers' memory
 
 
-def _count(count: WorkerCount, reply: Reply, *, starved: bool) -> None:
+def _count(count: WorkerCount, reply: Reply, *, starved: bool) -> float:
+    """Count a reply; when it was made, by this process's clock."""
     now_s = made_s = time.perf_counter()
     parcels: Any = reply.payloads
     elements = sum(parcel.count for parcel in parcels)
@@ -550,6 +564,7 @@ def _count(count: WorkerCount, reply: Reply, *, starved: bool) -> None:
         made_s = count.replied(reply.effort, elements, now_s, starved=starved)
     for parcel in parcels:
         parcel.ready_s = made_s
+    return made_s
 
 
 def _indent(text: str) -> str:

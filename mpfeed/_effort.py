@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from mpfeed import _span
 
 # Samples that take less are not timed one by one: reading the clock (0.08 µs) would show beside them.
 _TIMED_FROM_S = 50e-6
@@ -29,6 +31,7 @@ class Effort:
         samples: made.
         slowest_s, slowest: the slowest sample and where it lies: (index of the item, -1), or (shard, position in it).
         host: which machine, in a worker's first reply.
+        spans: where the request was traced: what was done when, the wait for it (named "") first.
     """
 
     done_s: float = 0.0
@@ -43,11 +46,12 @@ class Effort:
     slowest_s: float = 0.0
     slowest: tuple[int, int] = (-1, -1)
     host: str = ""
+    spans: list[_span.Stretch] = field(default_factory=list)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Effort, (
             self.done_s, self.busy_s, self.collate_s, self.room_s, self.idle_s, self.cpu_s, self.queued_s,
-            self.memory_bytes, self.samples, self.slowest_s, self.slowest, self.host,
+            self.memory_bytes, self.samples, self.slowest_s, self.slowest, self.host, self.spans,
         )  # fmt: skip
 
 
@@ -69,16 +73,21 @@ class Meter:
         self._looked_s = 0.0
         self._queued_s: float | None = None
         self._effort = Effort()
+        self._traced = False
         # Whether samples are slow enough to be timed one by one: learnt from the message before.
         self.fine = True
 
-    def begin(self, room_s: float) -> None:
+    def begin(self, room_s: float, *, traced: bool = False) -> None:
         """A request is taken up; ``room_s`` is what was ever spent waiting for room."""
         self._begun_s = self._mark_s = now = time.perf_counter()
         self._room_s = room_s
         if self._cpu_s is None or not self._owns_process:  # its thread did the caller's work in between
             self._cpu_s = self._cpu()
         self._effort = Effort(idle_s=now - self._free_since_s if self._free_since_s is not None else 0.0)
+        self._traced = traced
+        if traced:
+            _span.record(self._effort.spans)
+            _span.add("", now - self._effort.idle_s, now)
 
     def made(self, first: int, second: int = -1) -> None:
         """The user's code has made a sample; see ``Effort.slowest`` for its name."""
@@ -87,6 +96,8 @@ class Meter:
         effort = self._effort
         if took > effort.slowest_s:
             effort.slowest_s, effort.slowest = took, (first, second)
+        if self._traced:
+            _span.add("compute", now - took, now)
 
     def mark(self) -> None:
         """What is to be timed begins now."""
@@ -96,6 +107,8 @@ class Meter:
         """What was made, or since ``mark``, was collated."""
         now = time.perf_counter()
         self._effort.collate_s += now - self._mark_s
+        if self._traced:
+            _span.add("collate", self._mark_s, now)
         self._mark_s = now
 
     def end(self, samples: int, room_s: float) -> Effort:
@@ -105,6 +118,9 @@ class Meter:
         effort.room_s = room_s - self._room_s
         effort.busy_s = now - self._begun_s - effort.room_s
         effort.collate_s = max(0.0, effort.collate_s - effort.room_s)  # room is sought while collating
+        if self._traced:
+            _span.record(None)
+            effort.spans.append((f"message of {samples}", self._begun_s, now))
         effort.samples = samples
         self.fine = effort.busy_s >= samples * _TIMED_FROM_S
         cpu_s = self._cpu()

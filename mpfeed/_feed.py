@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import warnings
@@ -28,6 +29,7 @@ from mpfeed._runs import BaseRun, Broken, End, Span
 from mpfeed._serialize import dumps, loads
 from mpfeed._spec import Signature
 from mpfeed._stats import FeedStats
+from mpfeed._trace import Trace
 from mpfeed.backends.base import Plan
 
 if TYPE_CHECKING:
@@ -128,7 +130,7 @@ class Feed:
         workers = most = self._backend.fit(self._plan.limit_workers(asked))
         if o.workers == "auto":
             most = max(workers, self._plan.limit_workers(self._backend.most_workers(workers)))
-        self.counters.room = workers * (o.buffer + 1)
+        self.counters.room = workers * o.buffer
         settings = Settings(most, o.batch_size, self._seed, o.vary_epochs)
         plan = Plan(self._work, settings, most, o.buffer, o.threads_per_worker)
         crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
@@ -405,8 +407,27 @@ class Feed:
         crew = self._crew
         if crew is None or crew.auto is None:
             return self.counters.snapshot(crew.counts() if crew is not None else [])
-        self.counters.room = crew.workers * (self._options.buffer + 1)
+        self.counters.room = crew.workers * self._options.buffer
         return replace(self.counters.snapshot(crew.counts()), resizings=tuple(crew.auto.resizings))
+
+    def trace(self, path: str | os.PathLike[str]) -> Trace:
+        """Record from now on what the workers and the consumer do, for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+        Each worker's track shows its messages, and in them computing, collating, waiting for work and for room, and
+        what the source names with ``mpfeed.span``; the consumer's its waits and steps. The file is written when what is
+        returned is closed (``with feed.trace(path): ...``), or with the feed.
+
+        Raises:
+            MpfeedError: this feed is being traced already.
+            FeedClosed: the feed was closed.
+            OSError: the file cannot be written.
+        """
+        with self._lock:
+            crew = self._opened()
+            if crew.trace is not None:
+                raise MpfeedError(f"this feed is being traced already, to {crew.trace.path}: close that trace first")
+            crew.trace = Trace(path, crew.untrace)
+            return crew.trace
 
     def close(self) -> None:
         """Stop the workers; live iterators and datasets raise ``FeedClosed``. Arrays that are held stay valid.
@@ -422,6 +443,8 @@ class Feed:
             self._discard_runs()  # what they were sent is memory of the workers
             if self._current is not None:
                 self._current.let_go()
+            if crew.trace is not None:
+                crew.trace.close()
         for part in self._parts:
             feed = part()
             if feed is not None:

@@ -78,8 +78,7 @@ class FeedIterator(Iterator[Any]):
         leaves = [_row(array, self._row) for array in self._arrays] if parcel.stacked else self._arrays
         self._advance(span, 1)
         now = time.perf_counter()
-        self._feed.counters.waited(start, now, self._left_s)
-        self._left_s = now
+        self._waited(start, now, 1)
         return parcel.layout.treespec.unflatten(leaves)
 
     def next_chunk(self) -> tuple[list[Array], int]:
@@ -101,9 +100,15 @@ class FeedIterator(Iterator[Any]):
         self._advance(span, count)
         self.passage.taken += count
         now = time.perf_counter()
-        self._feed.counters.waited(start, now, self._left_s, count)
-        self._left_s = now
+        self._waited(start, now, count)
         return arrays, count
+
+    def _waited(self, start: float, now: float, count: int) -> None:
+        self._feed.counters.waited(start, now, self._left_s, count)
+        trace = self._run.crew.trace
+        if trace is not None:
+            trace.waited(start, now, self._left_s)
+        self._left_s = now
 
     def _fetch(self, asked_s: float, *, rows: bool = False) -> None:
         """The next span, waiting for it since ``asked_s``."""

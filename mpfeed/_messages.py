@@ -22,6 +22,7 @@ class MakeShard:
         shard: index of the shard.
         position: number of its samples that precede the message, or CONTINUE after the request before.
         limit: samples at most in a message without ``batch_size``.
+        traced: its effort shall tell what was done when.
     """
 
     number: int
@@ -31,11 +32,13 @@ class MakeShard:
     shards: int
     position: int
     limit: int
+    traced: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Half the time of what dataclasses does for slots; so in the other messages that every batch needs.
         return MakeShard, (
             self.number, self.run, self.epoch, self.shard, self.shards, self.position, self.limit,
+            self.traced,
         )  # fmt: skip
 
 
@@ -49,9 +52,10 @@ class MakeItems:
     indices: tuple[int, ...]
     items: Any
     raw: bool = False
+    traced: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MakeItems, (self.number, self.run, self.epoch, self.indices, self.items, self.raw)
+        return MakeItems, (self.number, self.run, self.epoch, self.indices, self.items, self.raw, self.traced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Collate:
     number: int
     run: int
     samples: tuple[Any, ...]
+    traced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class Call:
     number: int
     run: int
     arguments: Any
+    traced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Producer:
 
     def handle(self, request: Request) -> Reply:
         """Answer a request. Exceptions of the user's code are in the reply; only KeyboardInterrupt passes."""
-        self._meter.begin(self._allocator.waited_s)
+        self._meter.begin(self._allocator.waited_s, traced=request.traced)
         with self._inside(), self._borrowed():
             match request:
                 case MakeShard():

@@ -94,7 +94,8 @@ def _elements(reference: weakref.ref[Feed]) -> Callable[[], Iterator[Any]]:
         try:
             while True:
                 try:
-                    element = next(iterator)
+                    with tf.profiler.experimental.Trace("mpfeed wait"):
+                        element = next(iterator)
                 except StopIteration:
                     return
                 yield _for_tf(element)
@@ -112,7 +113,8 @@ def _chunks(reference: weakref.ref[Feed], signature: Signature) -> Callable[[], 
         try:
             while True:
                 try:
-                    arrays, _ = iterator.next_chunk()
+                    with tf.profiler.experimental.Trace("mpfeed wait"):
+                        arrays, _ = iterator.next_chunk()
                 except StopIteration:
                     return
                 yield _for_tf(structure.unflatten(arrays))

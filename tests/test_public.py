@@ -10,10 +10,10 @@ import pytest
 import mpfeed
 
 NAMES = [
-    "Feed", "FeedClosed", "FeedIterator", "FeedStats", "FeedTimeout", "InProcess", "MpfeedError", "NumpyFunction",
-    "Process", "Ray", "Resizing", "Shard", "SignatureError", "SlowestSample", "Verdict", "Worker", "WorkerDied",
-    "WorkerError", "WorkerStats",
-    "collate_padded", "empty", "from_generator", "from_map", "numpy_function", "worker",
+    "Feed", "FeedClosed", "FeedIterator", "FeedStats", "FeedTimeout", "InProcess", "Monitor", "MpfeedError",
+    "NumpyFunction", "Process", "Ray", "Resizing", "Shard", "SignatureError", "SlowestSample", "Trace", "Verdict",
+    "Worker", "WorkerDied", "WorkerError", "WorkerStats", "collate_padded", "empty", "from_generator", "from_map",
+    "monitor", "numpy_function", "span", "worker",
 ]  # fmt: skip
 
 

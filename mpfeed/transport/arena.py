@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from mpfeed import _span
 from mpfeed._errors import MpfeedError
 from mpfeed._layout import Array, Bytes, heap
 
@@ -230,9 +231,11 @@ class Writer:
                 f"a message of {nbytes:,} bytes has no room: its worker's share of memory_limit is {limit:,} bytes, "
                 f"{self._in_use():,} in use. Raise memory_limit, use fewer workers, or make batches smaller"
             )
-        begun = time.perf_counter()
+        begun_s = time.perf_counter()
         self._wait_for_room()
-        self.waited_s += time.perf_counter() - begun
+        ended_s = time.perf_counter()
+        self.waited_s += ended_s - begun_s
+        _span.add("wait for room", begun_s, ended_s)
         self._reap()
 
     def _number_late(self, nbytes: int) -> int:
