@@ -85,7 +85,8 @@ def summary(rows: list[Row]) -> str:
             cells = [_cell(by_place.get((name, workload)), figure) for workload, figure in shown]
             lines.append([_label(backend), held(some), *cells])
     others = max(row.outcome.others for row in middle if row.outcome is not None)
-    said = f"Measured on {_dates(rows)}; other programs used up to {others:.0%} of the CPUs during a row."
+    said = f"Measured on {_dates(rows)}; other programs used up to {others:.0%} of the CPUs during a row. All rows, "
+    said += "and how each was used: [benchmarks/results/peers.md](benchmarks/results/peers.md)."
     return f"{said}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

@@ -12,7 +12,9 @@ to be compared: tensors with tensors, arrays with arrays. CPU time, copies and m
 Left out: shuffling, reading files, and what a peer does that mpfeed does not. Rows that end in a function of the
 batch's number make the same kind of batches, not the same ones.
 
-It needs the peers, which ``make peers`` installs into an environment of their own.
+It needs the peers, which ``make peers`` installs into an environment of their own. The published figures are written
+by ``make peers ARGS='--rounds 3 --json benchmarks/results/peers.json --plot benchmarks/results/peers.png --markdown
+benchmarks/results/peers.md --readme README.md'``; a run of one workload is added to them with ``--add``.
 """
 
 from __future__ import annotations
