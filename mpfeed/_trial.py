@@ -18,6 +18,7 @@ from mpfeed._factories import from_generator, from_map
 from mpfeed._feed import Feed
 from mpfeed._loop import Loop, named
 from mpfeed._structure import flatten
+from mpfeed._verdict import judge
 
 _LONGEST_WARM_UP_S = 3.0
 _REPORT_S = 0.25
@@ -157,8 +158,14 @@ def run(trial: Trial, report: Callable[[int], None]) -> Outcome:
             report(len(waits_ms))
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
         loop.drop()
-        verdict = str(getattr(feed.stats(), "verdict", ""))
+        verdict = _verdict(feed, waits_ms, wall_s)
     return Outcome(tuple(waits_ms), wall_s, cpu_s, first_s, seen_bytes[0], verdict)
+
+
+def _verdict(feed: Feed, waits_ms: list[float], wall_s: float) -> str:
+    """What limits the loop: its own waits count, not those of TensorFlow's prefetch."""
+    waited_s = sum(waits_ms) / 1e3
+    return str(judge(feed.stats(), waited_s / wall_s, (wall_s - waited_s) / len(waits_ms)))
 
 
 def _stream(feed: Feed, tensors: bool) -> Iterable[Any]:
