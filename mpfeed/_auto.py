@@ -55,6 +55,8 @@ class Auto:
         log.info("%d workers instead of %d: %s", workers, before, reason)
         if crew.trace is not None:
             crew.trace.note(f"{workers} workers instead of {before}: {reason}")
+        if crew.trace is not None:
+            crew.trace.note(f"{workers} workers instead of {before}: {reason}")
         crew.resize(workers)
 
     def failed(self, workers: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -164,6 +166,20 @@ def test_the_stream_is_the_same_while_workers_come_and_go(
         while len(_resizings(feed)) < 4:
             assert _plain(feed) == _plain(same)
         assert [change.workers for change in _resizings(feed)][:4] == [4, 1, 3, 2]
+
+
+def test_decisions_are_in_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpfeed._auto.Sizing", lambda *_: _Scripted(15, [3]))
+    with _feed("map", 4, backend="process", workers="auto", epochs=1) as feed:
+        iterator = iter(feed)
+        next(iterator)
+        with feed.trace(tmp_path / "trace.json"):
+            _ = list(iterator)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    notes = [event["name"] for event in events if event.get("cat") == "note"]
+    assert (
+        [note for note in notes if note.startswith("3 workers instead of") and note.endswith("scripted")] == notes != []
+    )
 
 
 def test_a_position_taken_while_workers_come_and_go_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
