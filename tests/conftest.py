@@ -31,7 +31,7 @@ def local_ray() -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray announces changes of its own
         ray.init(
-            num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="warning",
+            address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="warning",
             object_store_memory=256 << 20,
         )  # fmt: skip
     yield ray

@@ -74,7 +74,7 @@ def _start(ray: Any, backend: Ray) -> bool:
         quiet.pop("include_dashboard")
         ray.init(address=address, log_to_driver=False, logging_level="warning")
         return True
-    ray.init(num_cpus=usable_cpus(), **quiet)
+    ray.init(address="local", num_cpus=usable_cpus(), **quiet)  # not a cluster that happens to run on this machine
     return True
 
 
