@@ -65,6 +65,7 @@ class WorkerCount:
     memory_bytes: int = 0
     restarts: int = 0
     pid: int | None = None
+    node: str = ""
     samples: int = 0
     slowest_s: float = 0.0
     slowest: tuple[int, int] = (-1, -1)
@@ -111,7 +112,7 @@ class WorkerCount:
         return WorkerStats(
             worker=worker, messages=self.messages, elements=self.elements, busy_s=self.busy_s,
             collate_s=self.collate_s, room_s=self.room_s, work_s=self.work_s, cpu_s=self.cpu_s, queued_s=self.queued_s,
-            memory_bytes=self.memory_bytes, restarts=self.restarts, pid=self.pid,
+            memory_bytes=self.memory_bytes, restarts=self.restarts, pid=self.pid, node=self.node,
         )  # fmt: skip
 
 

@@ -22,7 +22,20 @@ from mpfeed import _interrupts
 from mpfeed._auto import Auto
 from mpfeed._counters import WorkerCount
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, WorkerDied
-from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Reply, Request, Unfit
+from mpfeed._messages import (
+    Arrived,
+    Died,
+    Drop,
+    Event,
+    Failure,
+    Homeless,
+    Joined,
+    Late,
+    Leaving,
+    Reply,
+    Request,
+    Unfit,
+)
 from mpfeed._serialize import error_of
 from mpfeed._trace import Trace
 from mpfeed.backends.base import GRACE_S, Backend, Engine, Plan
@@ -82,6 +95,7 @@ class _Member:
     state: str = "absent"  # absent, starting, ready
     incarnation: int = 0
     pid: int | None = None
+    node: str = ""
     sent: int = 0
     unanswered: dict[int, _Ticket] = field(default_factory=dict)
     # Held back until a worker that has done max_tasks_per_worker is replaced.
@@ -91,6 +105,8 @@ class _Member:
     coming: bool = False
     doomed: WorkerDied | None = None
     latest_run: int = 0  # its number
+    # Not there, or about to go: this worker gets what is meant for it.
+    deputy: int | None = None
     count: WorkerCount = field(default_factory=WorkerCount)
 
 
@@ -103,11 +119,13 @@ class Crew:
         max_restarts: deaths at one position that are made good.
         max_tasks: requests after which a worker is replaced, or None.
         timeout_s: longest wait, or None.
+        present: how many of the workers there is room for now; the others join when there is. None: all.
     """
 
-    def __init__(
-        self, backend: Backend, plan: Plan, max_restarts: int, max_tasks: int | None, timeout_s: float | None
-    ) -> None:
+    def __init__(  # noqa: PLR0913 (the options of a feed that concern workers)
+        self, backend: Backend, plan: Plan, max_restarts: int, max_tasks: int | None, timeout_s: float | None,
+        *, present: int | None = None,
+    ) -> None:  # fmt: skip
         self._backend = backend
         self._plan = plan
         self._max_restarts = max_restarts
@@ -115,6 +133,8 @@ class Crew:
         self._timeout_s = timeout_s
         self._engine: Engine | None = None
         self._members = [_Member() for _ in range(plan.workers)]
+        for worker in range(present or plan.workers, plan.workers):
+            self._members[worker].deputy = worker % (present or plan.workers)
         self._at_work = list(range(plan.workers))
         self.auto: Auto | None = None
         self.live: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -201,8 +221,13 @@ class Crew:
         return len(member.unanswered) + len(member.waiting)
 
     def freest(self) -> int:
-        """The worker at work with the fewest unanswered units."""
-        return min(self._at_work, key=self.load)
+        """The worker at work with the fewest unanswered units, of those that are there."""
+        present = [worker for worker in self._at_work if self._members[worker].deputy is None]
+        return min(present or self._at_work, key=self.load)
+
+    def away(self, worker: int) -> bool:
+        """Whether a worker's units go to another: it is not there yet, or about to go."""
+        return self._members[worker].deputy is not None
 
     def incarnation(self, worker: int) -> int:
         """How often the worker was started; the run's open shards live in one incarnation."""
@@ -250,7 +275,8 @@ class Crew:
             member.state = "absent"
 
     def submit(self, run: Run, unit: Unit, worker: int) -> None:
-        """Send a unit to a worker, starting it if need be. The lock is held."""
+        """Send a unit to a worker, or to its deputy, starting it if need be. The lock is held."""
+        worker = self._standing_in(worker)
         member = self._members[worker]
         if member.doomed is not None:
             error, member.doomed = member.doomed, None
@@ -260,6 +286,14 @@ class Crew:
             self._replace_worn(worker)
         else:
             self._send(worker, _Ticket(run, unit))
+
+    def _standing_in(self, worker: int) -> int:
+        for _ in self._members:
+            deputy = self._members[worker].deputy
+            if deputy is None:
+                break
+            worker = deputy
+        return worker
 
     def _send(self, worker: int, ticket: _Ticket) -> None:
         member = self._members[worker]
@@ -379,8 +413,8 @@ class Crew:
         member = self._members[event.worker]
         match event:
             case Joined():
-                member.state, member.pid = "ready", event.pid
-                member.count.pid = event.pid
+                member.state, member.pid, member.node, member.deputy = "ready", event.pid, event.node, None
+                member.count.pid, member.count.node = event.pid, event.node
                 self._deaths.pop(("start", event.worker), None)
                 if member.coming:
                     member.coming, member.at_work = False, True
@@ -391,6 +425,14 @@ class Crew:
                 self._unfit(event.worker, member, event.failure)
             case Died():
                 self._died(event, member)
+            case Late():
+                self._appoint_deputy(event.worker)
+                self._pass_on(event.worker)
+            case Leaving():
+                self._appoint_deputy(event.worker)
+                self._retire_leaving(event.worker)
+            case Homeless():
+                self._strand(event, member)
 
     def _arrived(self, worker: int, member: _Member, reply: Reply) -> None:
         self._deaths.pop(("idle", worker), None)
@@ -412,9 +454,11 @@ class Crew:
             self._replace_worn(worker)
         elif not member.at_work:
             self._let_go(worker)
+        elif member.deputy is not None:
+            self._retire_leaving(worker)
 
     def _placed(self, failure: Failure, worker: int, member: _Member) -> Failure:
-        return replace(failure, worker=worker, pid=member.pid if self._backend.remote else None)
+        return replace(failure, worker=worker, pid=member.pid if self._backend.remote else None, node=member.node)
 
     # ------------------------------------------------------------------------------- starting and deaths
 
@@ -424,6 +468,9 @@ class Crew:
             if self._closed:
                 raise FeedClosed("the feed was closed")
             self._engine = self._backend.open(self._plan)
+            for worker in range(len(self._members)):
+                if self.away(worker):
+                    self._start(worker)
         return self._engine
 
     def _start(self, worker: int) -> None:
@@ -488,12 +535,40 @@ class Crew:
         for ticket in tickets:
             for unit in ticket.run.retry(ticket.unit):
                 self.submit(ticket.run, unit, worker)
+        if member.deputy is not None and not self._closed:
+            self._start(worker)
+
+    # ------------------------------------------------------------------------------------- late and leaving
+
+    def _appoint_deputy(self, worker: int) -> None:
+        """Somebody who is ready and stands in for nobody's absence; nobody where there is no such worker."""
+        ready = [w for w, m in enumerate(self._members) if w != worker and m.deputy is None and m.state == "ready"]
+        if ready:
+            self._members[worker].deputy = min(ready, key=self.load)
+            log.info("worker %d is away; its work goes to worker %s", worker, self._members[worker].deputy)
+
+    def _pass_on(self, worker: int) -> None:
+        for ticket in self._take_unanswered(self._members[worker]):
+            for unit in ticket.run.retry(ticket.unit):
+                self.submit(ticket.run, unit, worker)
+
+    def _retire_leaving(self, worker: int) -> None:
+        """Start a leaving worker anew, elsewhere, once it has answered what it was sent."""
+        member = self._members[worker]
+        if member.deputy is not None and member.state == "ready" and not member.unanswered and not member.waiting:
+            self._opened().retire_worker(worker)
+            self._start(worker)
+
+    def _strand(self, event: Homeless, member: _Member) -> None:
+        member.state = "absent"
+        for ticket in self._take_unanswered(member):
+            ticket.run.fail(ticket.unit, MpfeedError(event.text))
 
     def _obituary(self, event: Died, starting: bool, blamed: _Ticket | None, deaths: int) -> WorkerDied:
         doing = "while it started" if starting else "while it was idle"
         if blamed is not None and not starting:
             doing = f"while making {blamed.run.describe(blamed.unit)}"
-        pid = f" (pid {event.pid})" if event.pid else ""
+        pid = f" (pid {event.pid}{', node ' + event.node if event.node else ''})" if event.pid else ""
         times = f", {deaths} times at this place (max_restarts={self._max_restarts})" if deaths > 1 else ""
         text = f"worker {event.worker}{pid} {event.text} {doing}{times}.{_advice(event.exit_code, self._max_restarts)}"
         return WorkerDied(text, worker=event.worker, pid=event.pid, exit_code=event.exit_code)
@@ -508,7 +583,7 @@ class Crew:
                 ticket = next(iter(member.unanswered.values()))
                 doing = f"making {ticket.run.describe(ticket.unit)}"
             if member.state != "absent":
-                pid = f" (pid {member.pid})" if member.pid else ""
+                pid = f" (pid {member.pid}{', node ' + member.node if member.node else ''})" if member.pid else ""
                 state = "starting" if member.state == "starting" else doing
                 lines.append(f"worker {worker}{pid}: {state}\n{_indent(stacks.get(worker, 'no stack'))}")
         lines.append("Raise timeout= if this is as slow as it should be")

@@ -127,14 +127,18 @@ class Feed:
         o = self._options
         asked = worker_count(o.workers, self._backend)
         self._plan.settle(asked)
-        workers = most = self._backend.fit(self._plan.limit_workers(asked))
-        if o.workers == "auto":
+        most = self._plan.limit_workers(asked)
+        workers = self._backend.fit(most)
+        # Where there is room for fewer, the others join when there is more: nothing is to be found out.
+        adapts = o.workers == "auto" and self._backend.remote and workers == most
+        if adapts:
             most = max(workers, self._plan.limit_workers(self._backend.most_workers(workers)))
         self.counters.room = workers * o.buffer
         settings = Settings(most, o.batch_size, self._seed, o.vary_epochs)
         plan = Plan(self._work, settings, most, o.buffer, o.threads_per_worker)
-        crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
-        if o.workers == "auto" and self._backend.remote:
+        present = None if adapts else workers
+        crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout, present=present)
+        if adapts:
             crew.adapt(Auto(most), workers)
         return crew
 

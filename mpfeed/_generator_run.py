@@ -29,6 +29,7 @@ class _Shard:
     taken: int = 0  # handed to the consumer
     received: int = 0  # in replies
     asked: int = 0  # units unanswered
+    held: int = 0  # units sent, or answered and not yet consumed
     ended: bool = False
     incarnation: int = 0  # of the worker that holds its iterator
     careful_until: int = 0  # a worker died on it: up to this position one sample a message, so that it is named
@@ -126,6 +127,8 @@ class GeneratorRun(BaseRun):
 
     def _worker_credit(self, worker: int, credit: int) -> int:
         shards = self._of_worker[worker]
+        if self.crew.away(worker) and any(shard.asked for shard in shards):
+            return 0  # a shard moves once it has answered
         if self._batch_size is not None or len(shards) <= credit:
             return credit
         # Elements of a worker's shards alternate, so each shard needs a message of its own in hand.
@@ -154,7 +157,7 @@ class GeneratorRun(BaseRun):
 
     def _ask(self, shard: _Shard) -> None:
         shard.asked += 1
-        self._held[shard.worker] += 1
+        self._hold(shard, 1)
         self.crew.submit(self, _ShardUnit(shard), shard.worker)
 
     def issued_all(self, worker: int) -> bool:
@@ -181,11 +184,25 @@ class GeneratorRun(BaseRun):
         if isinstance(unit, CollateUnit):
             return self.collate_request(number, unit)
         shard = unit.shard
+        if shard.worker != worker:
+            self._move(shard, worker)
         position = CONTINUE
         if shard.incarnation != incarnation:
             shard.incarnation, position = incarnation, shard.received
         limit = 1 if shard.received < shard.careful_until or self.priming else _NO_LIMIT
         return MakeShard(number, self.number, self.epoch, shard.index, len(self._shards), position, limit)
+
+    def _move(self, shard: _Shard, worker: int) -> None:
+        """A shard's own worker is away: another runs it again up to where it is, and goes on."""
+        self._of_worker[shard.worker].remove(shard)
+        self._of_worker[worker].append(shard)
+        self._held[shard.worker] -= shard.held
+        self._held[worker] += shard.held
+        shard.worker, shard.incarnation = worker, 0
+
+    def _hold(self, shard: _Shard, units: int) -> None:
+        shard.held += units
+        self._held[shard.worker] += units
 
     def receive(self, unit: Any, reply: Reply) -> None:
         if isinstance(unit, CollateUnit):
@@ -207,7 +224,7 @@ class GeneratorRun(BaseRun):
 
     def _keep(self, shard: _Shard, made: Made) -> None:
         if made.spent:
-            self._held[shard.worker] -= not made.more
+            self._hold(shard, -(not made.more))
             return
         shard.queue.append(made)
         if not self._ordered:
@@ -267,7 +284,7 @@ class GeneratorRun(BaseRun):
         span.mark = shard
         if made.spent:
             shard.queue.remove(made)
-            self._held[shard.worker] -= not made.more
+            self._hold(shard, -(not made.more))
             if not self._ordered:
                 self._arrived.popleft()
                 del self._units[id(made)]
@@ -347,7 +364,7 @@ class GeneratorRun(BaseRun):
         assert span is not None
         if head.spent:
             shard.queue.popleft()
-            self._held[shard.worker] -= not head.more
+            self._hold(shard, -(not head.more))
         return span
 
 

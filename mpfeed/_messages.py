@@ -188,6 +188,7 @@ class Joined:
 
     worker: int
     pid: int | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,29 @@ class Died:
     text: str
     pid: int | None = None
     exit_code: int | None = None
+    node: str = ""
 
 
-Event = Joined | Arrived | Unfit | Died
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A worker does not start in time, and others are there: it may join later, without what it was sent."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A worker must go soon (its node is drained): it answers what it was sent, and should be sent nothing more."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Homeless:
+    """There is no place for a worker, nor for any other; ``text`` says what is missing."""
+
+    worker: int
+    text: str
+
+
+Event = Joined | Arrived | Unfit | Died | Late | Leaving | Homeless

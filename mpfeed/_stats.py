@@ -27,6 +27,7 @@ class WorkerStats:
         memory_bytes: resident memory of its process, shared memory included; 0 in-process and where unknown.
         restarts: how often it was replaced after it died.
         pid: of its process, or None.
+        node: name of the machine it runs on, where that may be another (Ray).
     """
 
     worker: int
@@ -41,6 +42,7 @@ class WorkerStats:
     memory_bytes: int
     restarts: int
     pid: int | None = None
+    node: str = ""
 
     @property
     def total_s(self) -> float:

@@ -23,12 +23,34 @@ import numpy as np
 
 from mpfeed._cpus import most_local_workers, usable_cpus
 from mpfeed._layout import Bytes
-from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Parcel, Request, Unfit
+from mpfeed._messages import (
+    Arrived,
+    Died,
+    Drop,
+    Event,
+    Failure,
+    Homeless,
+    Joined,
+    Late,
+    Leaving,
+    Parcel,
+    Request,
+    Unfit,
+)
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
 from mpfeed.backends.environment import thread_limits
-from mpfeed.backends.ray_session import Session, connect, disconnect, fitting, release
+from mpfeed.backends.ray_session import (
+    NO_ROOM_S,
+    Session,
+    connect,
+    disconnect,
+    draining,
+    fitting,
+    no_room,
+    release,
+)
 
 # Part of this node's object store that a consumer may hold in place; beyond it gets copies, so that views of old
 # batches never stop the store from taking new ones.
@@ -36,6 +58,15 @@ LENT_SHARE = 0.3
 # ... and that messages on their way may take: together below the 0.8 at which Ray begins to spill to disk.
 IN_FLIGHT_SHARE = 0.4
 _STACK_S = 2.0
+# How long the process of a worker may take to start, while others are there, before they do its work: it takes 1 to
+# 2 s. At the beginning, when many start at once, longer.
+PATIENCE_S = 2.0
+_FIRST_PATIENCE_S = 30.0
+# After one call of an actor failed: how long the answers to calls before it may take to get here from its node. Ray
+# itself knows of a lost node only after five missed heartbeats, 15 s.
+_LAST_WORDS_S = 1.0
+# How often the cluster is asked for nodes that are to go, and for room where nobody can start.
+_LOOK_S = 1.0
 _SMALL_STORE_BYTES = 128 << 20
 
 
@@ -50,7 +81,8 @@ class Ray:
             by cores.
         resources: custom resources an actor reserves.
         runtime_env: Ray's runtime environment for the actors.
-        scheduling_strategy: where actors go; "SPREAD" over the nodes, or what Ray takes.
+        scheduling_strategy: where actors go; "SPREAD" over the nodes, or what Ray takes (a placement group, a node).
+        label_selector: labels that a node must have, in Ray's words: {"zone": "a", "market": "!spot"}.
 
     Raises:
         TypeError, ValueError: an option of a wrong type or out of range.
@@ -61,6 +93,7 @@ class Ray:
     resources: dict[str, float] | None = None
     runtime_env: dict[str, Any] | None = None
     scheduling_strategy: Any = "SPREAD"
+    label_selector: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         num_cpus: Any = self.num_cpus
@@ -70,7 +103,7 @@ class Ray:
             raise ValueError(f"num_cpus={self.num_cpus}: give 0 or more")
         if self.address is not None and not isinstance(self.address, str):
             raise TypeError(f"address={self.address!r}: give the address of a cluster, or None")
-        for name in ("resources", "runtime_env"):
+        for name in ("resources", "runtime_env", "label_selector"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), dict):
                 raise TypeError(f"{name}={getattr(self, name)!r}: give a dict, or None")
 
@@ -115,11 +148,19 @@ class Ray:
 class _Member:
     """One actor."""
 
-    def __init__(self, worker: int, actor: Any) -> None:
+    def __init__(self, worker: int, actor: Any, patience_s: float) -> None:
         self.worker = worker
         self.actor = actor
+        self.patience_s = patience_s
+        self.pid: int | None = None  # once there is a process
         self.joined = False
+        self.node = ""
+        self.host = ""
+        self.leaving = False
         self.calls: deque[tuple[str, Any]] = deque()  # unanswered, in the order they were made
+        self.held: list[Request] = []  # for when it has joined
+        self.since_s = time.monotonic()  # it is being waited for
+        self.failed_s: float | None = None  # one of its calls failed
 
 
 class _Loan(weakref.ref[Any]):
@@ -145,6 +186,8 @@ class _Engine:
         self._small_store = False
         self._warn_of_small_store(session)
         self._work = self._ray.put(plan.work)
+        self._looked_s = time.monotonic()
+        self._known: set[int] = set()  # workers that were started before
 
     def _warn_of_small_store(self, session: Session) -> None:
         try:
@@ -164,9 +207,10 @@ class _Engine:
 
     def start_worker(self, worker: int) -> None:
         p, b = self._plan, self._backend
-        environment = dict(b.runtime_env or {})
-        environment["env_vars"] = {**thread_limits(p.threads_per_worker), **environment.get("env_vars", {})}
         assert self._session is not None
+        environment = {} if b.runtime_env == self._session.job_env else dict(b.runtime_env or {})
+        environment["env_vars"] = {**thread_limits(p.threads_per_worker), **environment.get("env_vars", {})}
+        labels = {"label_selector": b.label_selector} if b.label_selector else {}
         actor = self._session.actor_class.options(
             num_cpus=b.num_cpus if self._reserves else 0,
             resources=b.resources,
@@ -174,9 +218,12 @@ class _Engine:
             scheduling_strategy=b.scheduling_strategy,
             max_restarts=0,
             max_task_retries=0,
+            **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
-        member = _Member(worker, actor)
+        member = _Member(worker, actor, _FIRST_PATIENCE_S if worker not in self._known else PATIENCE_S)
         self._members[worker] = member
+        self._known.add(worker)
+        self._watch(member, "hello", actor.hello.remote())
         self._watch(member, "start", actor.start.remote())
 
     def _watch(self, member: _Member, kind: str, ref: Any) -> None:
@@ -188,10 +235,24 @@ class _Engine:
         member = self._members.get(worker)
         if member is None:
             return
-        if isinstance(message, Drop):
+        if not member.joined:
+            self._hold(member, message)
+        elif isinstance(message, Drop):
             member.actor.drop.options(concurrency_group="control").remote(message.run)
+        else:
+            self._ask(member, message)
+
+    def _ask(self, member: _Member, request: Request) -> None:
+        self._watch(member, "answer", member.actor.answer.remote(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
+
+    @staticmethod
+    def _hold(member: _Member, message: Request | Drop) -> None:
+        if isinstance(message, Drop):
+            member.held = [request for request in member.held if request.run != message.run]
             return
-        self._watch(member, "answer", member.actor.answer.remote(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)))
+        if not member.held:
+            member.since_s = time.monotonic()
+        member.held.append(message)
 
     def retire_worker(self, worker: int) -> None:
         self._end([self._members.pop(worker)])
@@ -199,8 +260,11 @@ class _Engine:
     # ------------------------------------------------------------------------------------- events
 
     def wait(self, timeout_s: float | None) -> None:
+        look_s = self._next_look()
+        if timeout_s is not None and look_s is not None:
+            look_s = min(look_s, timeout_s)
         with contextlib.suppress(queue.Empty):
-            self._heard.append(self._done.get(timeout=timeout_s))
+            self._heard.append(self._done.get(timeout=timeout_s if look_s is None else look_s))
 
     def events(self) -> list[Event]:
         try:
@@ -211,6 +275,7 @@ class _Engine:
         heard, self._heard = self._heard, []
         for item in heard:
             self._hear(item)
+        self._look()
         events = list(self._events)
         self._events.clear()
         return events
@@ -218,8 +283,52 @@ class _Engine:
     def wake(self) -> None:
         self._done.put(None)
 
+    # ----------------------------------------------------------------------------- what does not report itself
+
+    def _next_look(self) -> float | None:
+        """Seconds until something that no answer tells may have happened; None: nothing can."""
+        members = self._members.values()
+        due = [member.failed_s + _LAST_WORDS_S for member in members if member.failed_s is not None]
+        due += [member.since_s + member.patience_s for member in members if member.held and member.pid is None]
+        if self._reserves:
+            due.append(self._looked_s + _LOOK_S)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        for member in list(self._members.values()):
+            if member.failed_s is not None and now_s >= member.failed_s + _LAST_WORDS_S:
+                self._lost(member, next(error for _, f in member.calls if f.done() and (error := f.exception())))
+            elif self._is_late(member, now_s):
+                member.held.clear()
+                self._events.append(Late(member.worker))
+        if self._reserves and now_s >= self._looked_s + _LOOK_S and self._session is not None:
+            self._looked_s = now_s
+            self._look_at_cluster(now_s)
+
+    def _is_late(self, member: _Member, now_s: float) -> bool:
+        waits = member.held and member.pid is None and now_s >= member.since_s + member.patience_s
+        return bool(waits) and any(other.joined and not other.leaving for other in self._members.values())
+
+    def _look_at_cluster(self, now_s: float) -> None:
+        drained = draining(self._ray)
+        for member in self._members.values():
+            if member.node in drained and not member.leaving:
+                member.leaving = True
+                self._events.append(Leaving(member.worker))
+        waiting = [member for member in self._members.values() if member.held]
+        if waiting and not any(member.joined for member in self._members.values()):
+            oldest_s = min(member.since_s for member in waiting)
+            if now_s - oldest_s > NO_ROOM_S and (text := no_room(self._ray, self._backend)) is not None:
+                for member in waiting:
+                    del self._members[member.worker]
+                    self._kill(member)
+                    self._events.append(Homeless(member.worker, text))
+
     def _hear(self, member: _Member | None) -> None:
         """What an actor answered, in the order of the calls: callbacks may come in another, a death before a reply."""
+        if member is not None and member.failed_s is None and any(f.done() and f.exception() for _, f in member.calls):
+            member.failed_s = time.monotonic()
         while member is not None and member.calls and member.calls[0][1].done():
             if self._members.get(member.worker) is not member:
                 return  # of an actor that is gone: its death was reported
@@ -229,6 +338,8 @@ class _Engine:
         error = future.exception()
         if error is not None:
             self._lost(member, error)
+        elif kind == "hello":
+            member.pid, member.node, member.host = future.result()
         elif kind == "start":
             self._started(member, future.result())
         elif (answer := future.result()) is not None:
@@ -241,7 +352,10 @@ class _Engine:
             self._events.append(Unfit(member.worker, result))
         else:
             member.joined = True
-            self._events.append(Joined(member.worker, result))
+            self._events.append(Joined(member.worker, member.pid, member.host))
+            for request in member.held:
+                self._ask(member, request)
+            member.held.clear()
 
     def _answered(self, member: _Member, data: bytes, regions: list[Any]) -> None:
         reply = loads(data)
@@ -274,7 +388,8 @@ class _Engine:
         del self._members[member.worker]
         self._kill(member)
         words = " ".join(str(error).split())
-        self._events.append(Died(member.worker, f"died ({type(error).__name__}: {words[:600]})"))
+        text = f"died ({type(error).__name__}: {words[:600]})"
+        self._events.append(Died(member.worker, text, member.pid, node=member.host))
 
     # --------------------------------------------------------------------------------------- end
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
 
 # How long room for a first worker, and for the others, is waited for.
-_NO_ROOM_S = 30.0
+NO_ROOM_S = 30.0
 _ROOM_S = 4.0
 
 
@@ -39,6 +39,7 @@ class Session:
         # Made once: each actor class is exported to the cluster and stays there.
         self.actor_class = ray.remote(concurrency_groups={"control": 1})(Actor)
         self.store_bytes = _store_bytes(ray)
+        self.job_env: dict[str, Any] | None = None  # what the whole job was given
 
 
 _lock = threading.Lock()
@@ -57,6 +58,8 @@ def connect(backend: Ray) -> Session:
         if _session is None:
             _session = Session(ray, _start(ray, backend))
             _session.reserves = not _session.started or _address(backend) is not None
+            if _session.started and _session.reserves:
+                _session.job_env = backend.runtime_env
         _users += 1
         return _session
 
@@ -71,8 +74,8 @@ def _start(ray: Any, backend: Ray) -> bool:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "include_dashboard": False}
     address = _address(backend)
     if address is not None:
-        quiet.pop("include_dashboard")
-        ray.init(address=address, log_to_driver=False, logging_level="warning")
+        # Only a job's environment may name folders of this machine (py_modules=[mpfeed]); Ray uploads them.
+        ray.init(address=address, log_to_driver=False, logging_level="warning", runtime_env=backend.runtime_env)
         return True
     ray.init(address="local", num_cpus=usable_cpus(), **quiet)  # not a cluster that happens to run on this machine
     return True
@@ -87,32 +90,115 @@ def release(session: Session) -> None:
 
 
 def fitting(ray: Any, backend: Ray, workers: int) -> int:
-    """How many actors a cluster has room for; actors that were just killed give their room back within seconds."""
-    asked = {"CPU": float(backend.num_cpus), **(backend.resources or {})}
-    asked = {name: amount for name, amount in asked.items() if amount > 0}
+    """How many actors a cluster has room for; actors that were just killed give their room back within seconds.
+
+    Where actors go into a placement group, it is the group that has waited for room: all.
+    """
+    asked = _asked(backend)
+    if not asked or hasattr(backend.scheduling_strategy, "placement_group"):
+        return workers
     start, fits = time.monotonic(), 0
-    while asked and time.monotonic() - start < (_NO_ROOM_S if not fits else _ROOM_S):
-        free = ray.available_resources()
-        fits = min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items())
+    while time.monotonic() - start < (NO_ROOM_S if not fits else _ROOM_S):
+        fits = sum(_places(free, asked) for free in _free_by_node(ray, backend).values())
         if fits >= workers:
             return workers
         time.sleep(0.1)
-    if not asked:
-        return workers
-    have = {name: ray.cluster_resources().get(name, 0.0) for name in asked}
-    free = {name: ray.available_resources().get(name, 0.0) for name in asked}
     if not fits:
-        raise MpfeedError(
-            f"the Ray cluster has no room for a worker: each of {workers} asks for {asked}, free are {free} of {have}. "
-            "Free resources, add nodes, or ask for less (mpfeed.Ray(num_cpus=0.5))"
-        )
+        raise MpfeedError(_shortage(ray, backend))
     warnings.warn(
-        f"the Ray cluster has room for {fits} of the {workers} workers: each asks for {asked}, free are {free} "
-        f"of {have}. The feed runs on {fits}; its stream is the same",
+        f"the Ray cluster has room for {fits} of the {workers} workers now: {_figures(ray, backend)}. The feed begins "
+        "with those, and the others join when there is room; its stream is the same",
         RuntimeWarning,
         stacklevel=2,
     )
     return fits
+
+
+def no_room(ray: Any, backend: Ray) -> str | None:
+    """What is missing where no node has room for one more actor; None where one has."""
+    asked = _asked(backend)
+    if not asked or hasattr(backend.scheduling_strategy, "placement_group"):
+        return None
+    if any(_places(free, asked) for free in _free_by_node(ray, backend).values()):
+        return None
+    return _shortage(ray, backend)
+
+
+def draining(ray: Any) -> frozenset[str]:
+    """Ids of the nodes that are to go, as a preemption notice tells."""
+    try:
+        return frozenset(ray._private.state.state.get_draining_nodes())
+    except Exception:  # an older Ray, or one that is going down
+        return frozenset()
+
+
+def _asked(backend: Ray) -> dict[str, float]:
+    asked = {"CPU": float(backend.num_cpus), **(backend.resources or {})}
+    return {name: amount for name, amount in asked.items() if amount > 0}
+
+
+def _places(free: dict[str, float], asked: dict[str, float]) -> int:
+    return min(int(free.get(name, 0.0) / amount + 1e-9) for name, amount in asked.items())
+
+
+def _free_by_node(ray: Any, backend: Ray) -> dict[str, dict[str, float]]:
+    """Free resources of each node that actors may go to."""
+    free = ray._private.state.available_resources_per_node()
+    return {node: free.get(node, {}) for node in _nodes(ray, backend)}
+
+
+def _nodes(ray: Any, backend: Ray) -> dict[str, dict[str, float]]:
+    """All resources of each node that actors may go to."""
+    wanted = backend.label_selector or {}
+    only = None if getattr(backend.scheduling_strategy, "soft", True) else backend.scheduling_strategy.node_id
+    return {
+        node["NodeID"]: node["Resources"]
+        for node in ray.nodes()
+        if node["Alive"]
+        and only in (None, node["NodeID"])
+        and all(_matches(node.get("Labels", {}).get(key), value) for key, value in wanted.items())
+    }
+
+
+def _matches(label: str | None, condition: str) -> bool:
+    """Ray's conditions on a label: "a", "!a", "in(a, b)", "!in(a, b)"."""
+    negated, condition = condition.startswith("!"), condition.removeprefix("!")
+    values = condition[3:-1].split(",") if condition.startswith("in(") else [condition]
+    return (label in [value.strip() for value in values]) != negated
+
+
+def _shortage(ray: Any, backend: Ray) -> str:
+    asked, nodes = _asked(backend), _nodes(ray, backend)
+    free = _free_by_node(ray, backend).values()
+    never = [name for name, amount in asked.items() if all(have.get(name, 0.0) < amount for have in nodes.values())]
+    now = [name for name, amount in asked.items() if all(have.get(name, 0.0) < amount for have in free)]
+    if not nodes:
+        missing = "no living node is one that workers may go to"
+    elif never:
+        missing = f"no node has so much {_listed(never)} at all"
+    else:
+        missing = f"no node has so much {_listed(now)} free" if now else "no node has all of it free at once"
+    return (
+        f"the Ray cluster has no room for a worker: {missing}. {_figures(ray, backend)}. "
+        "Free resources, add nodes, or ask for less (mpfeed.Ray(num_cpus=0.5))"
+    )
+
+
+def _figures(ray: Any, backend: Ray) -> str:
+    """Asked, free and there, in words."""
+    asked, nodes = _asked(backend), _nodes(ray, backend)
+    free = list(_free_by_node(ray, backend).values())
+    where = f" on nodes with {backend.label_selector}" if backend.label_selector else ""
+    sums = ", ".join(
+        f"{name} {sum(n.get(name, 0.0) for n in free):g} of {sum(n.get(name, 0.0) for n in nodes.values()):g}"
+        for name in asked
+    )
+    each = ", ".join(f"{name} {amount:g}" for name, amount in asked.items())
+    return f"each asks for {each}{where}; free are {sums} on {len(nodes)} nodes"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(names)
 
 
 def disconnect(session: Session) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import socket
 import sys
 import threading
 import traceback
@@ -32,8 +33,14 @@ class Actor:
         self._dropped: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="mpfeed-worker", daemon=True)
 
+    def hello(self) -> Any:
+        """(pid, id of the node, name of its machine): there is a process."""
+        import ray
+
+        return os.getpid(), ray.get_runtime_context().get_node_id(), socket.gethostname()
+
     def start(self) -> Any:
-        """Bring the user's code up: the pid, or what it raised."""
+        """Bring the user's code up: None, or what it raised."""
         self._thread.start()
         return self._replies.get()
 
@@ -80,7 +87,7 @@ class Actor:
             where = "the source (unpickling it)" if producer is None else "worker_init"
             self._replies.put(failure_of(error, where, remote=True))
             return
-        self._replies.put(os.getpid())
+        self._replies.put(None)
         self._serve(producer)
 
     def _serve(self, producer: Producer) -> None:
