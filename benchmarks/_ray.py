@@ -18,7 +18,7 @@ def local_ray(workers: int) -> Iterator[None]:
 
     folder = tempfile.mkdtemp(prefix="ray-")
     cpus = max(workers, os.cpu_count() or 1)
-    ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
     try:
         yield
     finally:
