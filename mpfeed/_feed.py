@@ -35,6 +35,8 @@ from mpfeed.backends.base import Plan
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from mpfeed.backends.ray_hub import SharedProducers
+
 log = logging.getLogger("mpfeed")
 AUTOTUNE = -1  # tf.data.AUTOTUNE, without importing TensorFlow
 _STATE_VERSION = 1
@@ -71,6 +73,7 @@ class Feed:
         # What a checkpoint follows: the iterations since it began to look on.
         self.passages: list[Passage] | None = None
         self._parts: list[weakref.ref[Feed]] = []
+        self._shared: list[SharedProducers] = []
         self._logged_skip = False
 
     # ------------------------------------------------------------------------------------------ reading
@@ -178,10 +181,11 @@ class Feed:
 
     def _infer(self) -> Signature:
         first = self._prime()
-        size = self._options.batch_size
+        batching = self._batching
+        size = batching.batch_size
         variable: set[int] = set()
-        if size is not None and not self._options.drop_remainder:
-            collates = self._options.collate is not None
+        if size is not None and not batching.drop_remainder:
+            collates = batching.collate is not None
             variable = {
                 i
                 for i, leaf in enumerate(first.layout.leaves)
@@ -265,7 +269,12 @@ class Feed:
     @property
     def batched(self) -> bool:
         """Whether elements are batches."""
-        return self._options.batch_size is not None
+        return self._batching.batch_size is not None
+
+    @property
+    def _batching(self) -> Options:
+        """The options that say what an element is."""
+        return self._options
 
     # -------------------------------------------------------------------------------------------- state
 
@@ -363,7 +372,10 @@ class Feed:
 
     # ------------------------------------------------------------------------------------------ sharing
 
-    def split(self, n: int, *, remainder: Literal["drop", "pad", "keep"] = "drop") -> list[Feed]:
+    def split(
+        self, n: int, *, remainder: Literal["drop", "pad", "keep"] = "drop", shared: bool = False, window: int = 8,
+        on_lost: Literal["raise", "continue"] = "raise",
+    ) -> list[Feed]:  # fmt: skip
         """Independent feeds for ``n`` consumers: part i delivers elements i, i + n, ... of this feed's stream.
 
         The parts never wait for one another, can be pickled, and are closed with this feed. A from_map part makes only
@@ -373,9 +385,14 @@ class Feed:
             n: how many.
             remainder: "drop" for equal counts; "pad" for equal counts by repeating the epoch's first elements; "keep"
                 delivers everything.
+            shared: on Ray: one set of producers for all parts, which read at one pace. They are read in this process
+                or others, on any node, while this feed is open; this feed itself should then not be read.
+            window: shared: elements that one part may be ahead of the slowest; then it waits, with a warning that says
+                for whom.
+            on_lost: shared: when the process of a part dies, the others raise ``MpfeedError``, or "continue" without.
 
         Raises:
-            ValueError: ``n`` below 1, or another remainder.
+            ValueError: ``n`` below 1, another remainder, or a shared split of a feed that is not on Ray.
             MpfeedError: ``ordered=False``.
         """
         count: Any = n
@@ -389,8 +406,23 @@ class Feed:
             raise MpfeedError("split() needs ordered=True: without order the parts would overlap")
         if self._split().count > 1:
             raise MpfeedError("this feed is a part of a split already: split the whole one")
+        if shared:
+            return self._share(n, remainder, window, on_lost)
         self._plan.settle(worker_count(self._options.workers, self._backend))
         parts = [self._part(Part(i, int(n), remainder)) for i in range(n)]
+        self._parts += [weakref.ref(part) for part in parts]
+        return parts
+
+    def _share(self, n: int, remainder: str, window: int, on_lost: Any) -> list[Feed]:
+        from mpfeed import _shared
+        from mpfeed.backends.ray_hub import Sharing
+
+        if isinstance(window, bool) or int(window) != window or window < 1:
+            raise ValueError(f"window={window!r}: give a whole number of at least 1")
+        if on_lost not in ("raise", "continue"):
+            raise ValueError(f'on_lost={on_lost!r}: choose "raise" or "continue"')
+        producers, parts = _shared.share(self, self._options, Sharing(int(n), remainder, window, on_lost))
+        self._shared.append(producers)
         self._parts += [weakref.ref(part) for part in parts]
         return parts
 
@@ -453,6 +485,8 @@ class Feed:
             feed = part()
             if feed is not None:
                 feed.close()
+        while self._shared:
+            self._shared.pop().close()
 
     @property
     def closed(self) -> bool:

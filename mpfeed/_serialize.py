@@ -204,6 +204,8 @@ def _revived(failure: Failure) -> BaseException:
 
 def error_of(failure: Failure) -> MpfeedError:
     """The error to raise here for a failure there."""
+    if isinstance(failure.original, MpfeedError) and getattr(failure.original, "mpfeed_as_is", False):
+        return failure.original  # a part of a shared split passes on what the whole feed raised
     who = _who(failure)
     if failure.signature:
         return SignatureError(f"{failure.where}: {failure.text}" if failure.where else failure.text)
