@@ -415,13 +415,15 @@ class Feed:
 
     def _share(self, n: int, remainder: str, window: int, on_lost: Any) -> list[Feed]:
         from mpfeed import _shared
-        from mpfeed.backends.ray_hub import Sharing
+        from mpfeed.backends.ray_hub import TELL_S, Sharing
 
         if isinstance(window, bool) or int(window) != window or window < 1:
             raise ValueError(f"window={window!r}: give a whole number of at least 1")
         if on_lost not in ("raise", "continue"):
             raise ValueError(f'on_lost={on_lost!r}: choose "raise" or "continue"')
-        producers, parts = _shared.share(self, self._options, Sharing(int(n), remainder, window, on_lost))
+        tell_s = min(TELL_S, self._options.timeout or TELL_S)
+        sharing = Sharing(int(n), remainder, window, on_lost, tell_s)
+        producers, parts = _shared.share(self, self._options, sharing)
         self._shared.append(producers)
         self._parts += [weakref.ref(part) for part in parts]
         return parts

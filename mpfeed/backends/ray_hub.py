@@ -22,7 +22,7 @@ from mpfeed._serialize import dumps, loads
 from mpfeed.backends.ray_session import Session, connect, disconnect
 
 log = logging.getLogger("mpfeed")
-# How long a consumer waits before it is told for whom.
+# Without a timeout, a wait of this long is worth a word.
 TELL_S = 20.0
 _POLL_S = 0.5
 _NAMESPACE = "mpfeed"
@@ -37,12 +37,14 @@ class Sharing:
         remainder: see ``Feed.split``.
         window: elements that a part may be ahead of the slowest.
         on_lost: what the death of one part's process means for the others.
+        tell_s: how long a consumer waits before it is told for whom.
     """
 
     count: int
     remainder: str
     window: int
     on_lost: Literal["raise", "continue"]
+    tell_s: float = TELL_S
 
     @property
     def depth(self) -> int:
@@ -97,7 +99,7 @@ class Hub:
     def take(self, index: int, visit: int, number: int) -> Dealt:
         """Message ``number`` of a part, whose consumer is done with those ``depth`` before it."""
         part = self._parts[index]
-        until_s = time.monotonic() + TELL_S
+        until_s = time.monotonic() + self._sharing.tell_s
         with self._changed:
             self._note_used(part, visit, number + 1 - self._sharing.depth)
             while True:
