@@ -1,4 +1,4 @@
-"""Ray clusters of several nodes on this machine: nodes that die, join and are drained, and the store in the long run."""
+"""Ray clusters of several nodes on this machine: nodes die, join and are drained; the store in the long run."""
 
 from __future__ import annotations
 
