@@ -48,6 +48,7 @@ from mpfeed.backends.ray_session import (
     disconnect,
     draining,
     fitting,
+    head_answers,
     no_room,
     release,
 )
@@ -67,6 +68,8 @@ _FIRST_PATIENCE_S = 30.0
 _LAST_WORDS_S = 1.0
 # How often the cluster is asked for nodes that are to go, and for room where nobody can start.
 _LOOK_S = 1.0
+# After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
+_HEADLESS_S = 10.0
 _SMALL_STORE_BYTES = 128 << 20
 
 
@@ -188,6 +191,8 @@ class _Engine:
         self._work = self._ray.put(plan.work)
         self._looked_s = time.monotonic()
         self._known: set[int] = set()  # workers that were started before
+        self._head: str = self._ray.get_runtime_context().gcs_address
+        self._headless_s: float | None = None  # since when, and since the latest answer
 
     def _warn_of_small_store(self, session: Session) -> None:
         try:
@@ -273,6 +278,8 @@ class _Engine:
         except queue.Empty:
             pass
         heard, self._heard = self._heard, []
+        if heard and self._headless_s is not None:
+            self._headless_s = time.monotonic()
         for item in heard:
             self._hear(item)
         self._look()
@@ -287,9 +294,10 @@ class _Engine:
 
     def _next_look(self) -> float | None:
         """Seconds until something that no answer tells may have happened; None: nothing can."""
-        members = self._members.values()
+        members = list(self._members.values())
         due = [member.failed_s + _LAST_WORDS_S for member in members if member.failed_s is not None]
-        due += [member.since_s + member.patience_s for member in members if member.held and member.pid is None]
+        if any(member.joined and not member.leaving for member in members):
+            due += [member.since_s + member.patience_s for member in members if member.held and member.pid is None]
         if self._reserves:
             due.append(self._looked_s + _LOOK_S)
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -298,7 +306,8 @@ class _Engine:
         now_s = time.monotonic()
         for member in list(self._members.values()):
             if member.failed_s is not None and now_s >= member.failed_s + _LAST_WORDS_S:
-                self._lost(member, next(error for _, f in member.calls if f.done() and (error := f.exception())))
+                errors = [error for _, f in member.calls if f.done() and (error := f.exception())]
+                self._lost(member, errors[0])
             elif self._is_late(member, now_s):
                 member.held.clear()
                 self._events.append(Late(member.worker))
@@ -311,6 +320,13 @@ class _Engine:
         return bool(waits) and any(other.joined and not other.leaving for other in self._members.values())
 
     def _look_at_cluster(self, now_s: float) -> None:
+        if not head_answers(self._head):  # asked first: what else asks the head waits for it, up to a minute
+            self._headless_s = self._headless_s or now_s
+            if now_s - self._headless_s >= _HEADLESS_S:
+                text = f"the head of the Ray cluster, {self._head}, has not answered for {_HEADLESS_S:.0f} s, nor has"
+                self._strand(list(self._members.values()), f"{text} any worker: the cluster is gone")
+            return
+        self._headless_s = None
         drained = draining(self._ray)
         for member in self._members.values():
             if member.node in drained and not member.leaving:
@@ -319,11 +335,14 @@ class _Engine:
         waiting = [member for member in self._members.values() if member.held]
         if waiting and not any(member.joined for member in self._members.values()):
             oldest_s = min(member.since_s for member in waiting)
-            if now_s - oldest_s > NO_ROOM_S and (text := no_room(self._ray, self._backend)) is not None:
-                for member in waiting:
-                    del self._members[member.worker]
-                    self._kill(member)
-                    self._events.append(Homeless(member.worker, text))
+            if now_s - oldest_s > NO_ROOM_S and (missing := no_room(self._ray, self._backend)) is not None:
+                self._strand(waiting, missing)
+
+    def _strand(self, members: list[_Member], text: str) -> None:
+        for member in members:
+            del self._members[member.worker]
+            self._kill(member)
+            self._events.append(Homeless(member.worker, text))
 
     def _hear(self, member: _Member | None) -> None:
         """What an actor answered, in the order of the calls: callbacks may come in another, a death before a reply."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 import warnings
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 # How long room for a first worker, and for the others, is waited for.
 NO_ROOM_S = 30.0
 _ROOM_S = 4.0
+_ANSWER_S = 0.5
 
 
 def _import_ray() -> Any:
@@ -130,6 +132,16 @@ def draining(ray: Any) -> frozenset[str]:
         return frozenset(ray._private.state.state.get_draining_nodes())
     except Exception:  # an older Ray, or one that is going down
         return frozenset()
+
+
+def head_answers(address: str) -> bool:
+    """Whether somebody listens at the head's address."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def _asked(backend: Ray) -> dict[str, float]:
