@@ -128,6 +128,11 @@ class Chunk:
         """Whether it takes no more."""
         return self.count >= self._rows or self._bytes >= CHUNK_BYTES
 
+    @property
+    def lone(self) -> bool:
+        """Whether one sample fills it."""
+        return self.count == 1 and self._bytes >= CHUNK_BYTES
+
     def add(self, sample: Any) -> None:
         """Take a sample, by value."""
         arrays, weak, treespec = taken(sample)

@@ -260,7 +260,8 @@ class Producer:
                 break
             shard.position += 1
             if chunk.full:
-                shard.rows = min(shard.rows * 2, MAX_ROWS)
+                # One that fills a message alone needs no chunk, in which it would be copied.
+                shard.rows = 1 if chunk.lone else min(shard.rows * 2, MAX_ROWS)
                 break
             if time.perf_counter() >= deadline:
                 shard.rows = max(chunk.count, 1)
