@@ -413,7 +413,8 @@ class Crew:
         member = self._members[event.worker]
         match event:
             case Joined():
-                member.state, member.pid, member.node, member.deputy = "ready", event.pid, event.node, None
+                member.state, member.pid, member.node = "ready", event.pid, event.node
+                member.deputy = member.doomed = None
                 member.count.pid, member.count.node = event.pid, event.node
                 self._deaths.pop(("start", event.worker), None)
                 if member.coming:
