@@ -543,7 +543,8 @@ class Crew:
 
     def _appoint_deputy(self, worker: int) -> None:
         """Somebody who is ready and stands in for nobody's absence; nobody where there is no such worker."""
-        ready = [w for w, m in enumerate(self._members) if w != worker and m.deputy is None and m.state == "ready"]
+        there = [w for w in self._at_work if w != worker and self._members[w].deputy is None]
+        ready = [w for w in there if self._members[w].state == "ready"]
         if ready:
             self._members[worker].deputy = min(ready, key=self.load)
             log.info("worker %d is away; its work goes to worker %s", worker, self._members[worker].deputy)
@@ -556,7 +557,8 @@ class Crew:
     def _retire_leaving(self, worker: int) -> None:
         """Start a leaving worker anew, elsewhere, once it has answered what it was sent."""
         member = self._members[worker]
-        if member.deputy is not None and member.state == "ready" and not member.unanswered and not member.waiting:
+        idle = member.state == "ready" and not member.unanswered and not member.waiting
+        if member.deputy is not None and member.at_work and idle:
             self._opened().retire_worker(worker)
             self._start(worker)
 
