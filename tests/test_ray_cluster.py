@@ -1,0 +1,169 @@
+"""Ray clusters of several nodes on this machine: nodes die, join and are drained; the store in the long run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from streams import digest, eventually
+
+import mpfeed
+from mpfeed import Feed, Ray
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+Keep = Callable[[Feed], Feed]
+STORE = 150 << 20
+CPUS = 2
+
+
+class Nodes:
+    """A head without CPUs, where this process is, and nodes with CPUs."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
+        self._cluster = Cluster(initialize_head=True, shutdown_at_exit=False, head_node_args=head)
+        os.remove("/tmp/ray/ray_current_cluster")  # no other program on this machine shall find it
+        self.address: str = self._cluster.address
+        self.nodes: list[Any] = []
+
+    def add(self, count: int = 1) -> None:
+        self.nodes += [
+            self._cluster.add_node(num_cpus=CPUS, object_store_memory=STORE, wait=False) for _ in range(count)
+        ]
+
+    def ready(self) -> None:
+        self._cluster.wait_for_nodes(60)
+
+    def kill(self, node: Any) -> None:
+        self.nodes.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def drain(self, node: Any) -> None:
+        import ray
+
+        client = ray._raylet.GcsClient(address=self.address)
+        accepted, why = client.drain_node(node.node_id, 2, "preempted", int((time.time() + 60) * 1e3))
+        assert accepted, why
+
+    def close(self) -> None:
+        self._cluster.shutdown()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """A cluster that this process is connected to, as yet without a node that has CPUs."""
+    ray = pytest.importorskip("ray")
+    ray.shutdown()  # that of other tests
+    made = Nodes()
+    ray.init(address=made.address, log_to_driver=False, logging_level="error")
+    yield made
+    ray.shutdown()
+    made.close()
+
+
+def noisy(item: int, rng: np.random.Generator) -> Any:
+    time.sleep(0.01)
+    return rng.integers(0, 255, 200_000).astype(np.uint8)
+
+
+def of_items(backend: Any, count: int) -> Feed:
+    return mpfeed.from_map(noisy, range(count), shuffle=True, workers=4, backend=backend, max_restarts=10)
+
+
+def of_shards(backend: Any, count: int) -> Feed:
+    def source(shard: mpfeed.Shard) -> Iterator[Any]:
+        for _ in shard.of(range(count)):
+            yield shard.rng.integers(0, 255, 200_000).astype(np.uint8)
+
+    return mpfeed.from_generator(source, shards=4, workers=4, backend=backend, max_restarts=10)
+
+
+@pytest.mark.parametrize("make", [of_items, of_shards])
+def test_the_stream_is_exact_while_nodes_die_and_join(make: Any, nodes: Nodes, keep: Keep) -> None:
+    count, every = 2000, 500
+    with make("inprocess", count) as feed:
+        expected = digest(feed)
+    nodes.add(3)
+    nodes.ready()
+
+    def disturbed(batches: Any) -> Iterator[Any]:
+        for number, batch in enumerate(batches, 1):
+            yield batch
+            if number % every == 0:
+                nodes.add()
+                nodes.kill(nodes.nodes[0])
+
+    assert digest(disturbed(keep(make(Ray(), count)))) == expected
+
+
+def test_a_node_that_joins_later_is_used(nodes: Nodes, keep: Keep) -> None:
+    nodes.add()
+    nodes.ready()
+    feed = keep(of_items(Ray(), 3000))
+    with pytest.warns(RuntimeWarning, match="room for 2 of the 4 workers"):
+        batches = iter(feed)
+    for _ in range(100):
+        next(batches)
+    nodes.add()
+    for _ in batches:
+        pass
+    assert all(worker.messages > 0 for worker in feed.stats().workers)
+
+
+@pytest.mark.parametrize("make", [of_items, of_shards])
+def test_a_drained_node_hands_over(make: Any, nodes: Nodes, keep: Keep) -> None:
+    count = 1500
+    with make("inprocess", count) as feed:
+        expected = digest(feed)
+    nodes.add(3)
+    nodes.ready()
+    feed = keep(make(Ray(), count))
+    leaving = nodes.nodes[0]
+
+    def disturbed(batches: Any) -> Iterator[Any]:
+        for number, batch in enumerate(batches, 1):
+            yield batch
+            if number == 200:
+                nodes.drain(leaving)
+            if number == count - 100:
+                assert eventually(lambda: leaving.node_id not in _nodes_of_actors())
+
+    assert digest(disturbed(feed)) == expected
+    assert not any(worker.restarts for worker in feed.stats().workers)
+
+
+def _nodes_of_actors() -> set[str]:
+    from ray._private.state import state
+
+    actors = state.actor_table(None).values()
+    return {actor["Address"]["NodeID"] for actor in actors if actor["State"] == "ALIVE"}
+
+
+def test_the_store_stays_bounded_over_many_batches_and_nothing_is_spilled(nodes: Nodes, keep: Keep) -> None:
+    nodes.add(2)
+    nodes.ready()
+
+    def source(shard: mpfeed.Shard) -> Iterator[Any]:
+        for number in shard.of(range(5000)):
+            yield np.full(1_000_000, number % 251, np.uint8)
+
+    used = []
+    for number, _ in enumerate(keep(mpfeed.from_generator(source, workers=4, backend=Ray()))):
+        if number % 250 == 249:
+            used.append(_store(nodes))
+    assert max(stats.object_store_bytes_used for stats in used) < 0.5 * 3 * STORE
+    late, early = (max(stats.object_store_bytes_used for stats in half) for half in (used[10:], used[:10]))
+    assert late <= early + (16 << 20)
+    assert not any(stats.spilled_bytes_total or stats.object_store_bytes_fallback for stats in used)
+
+
+def _store(nodes: Nodes) -> Any:
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    return get_memory_info_reply(get_state_from_address(nodes.address)).store_stats

@@ -1,0 +1,156 @@
+"""Ray: room for workers, and what is said where there is too little; parts that share one set of producers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from streams import Gate, Tally, eventually, numbers
+
+import mpfeed
+from mpfeed import Feed, Ray
+from mpfeed.backends import ray_hub, ray_session
+
+Keep = Callable[[Feed], Feed]
+
+
+def counted(shard: mpfeed.Shard) -> Any:
+    for number in shard.of(range(21)):
+        yield np.array(number)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_session, "NO_ROOM_S", 0.3)
+    monkeypatch.setattr(ray_session, "_ROOM_S", 0.3)
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        (Ray(resources={"unicorn": 1}), "no node has so much unicorn at all"),
+        (Ray(num_cpus=512), "no node has so much CPU at all"),
+        (Ray(label_selector={"zone": "moon"}), "no living node is one that workers may go to"),
+    ],
+)
+def test_too_few_resources_are_named_with_what_was_asked_and_what_is_free(backend: Ray, said: str, keep: Keep) -> None:
+    feed = keep(mpfeed.from_generator(counted, workers=2, backend=backend))
+    with pytest.raises(mpfeed.MpfeedError, match=said) as caught:
+        next(iter(feed))
+    assert "each asks for" in str(caught.value)
+    assert "free are" in str(caught.value)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_workers_without_room_join_when_there_is_and_the_stream_is_the_same(
+    keep: Keep, gate: Gate, tally: Tally
+) -> None:
+    def made(item: int) -> int:
+        tally.note(mpfeed.worker().index)
+        if item > 20:
+            gate.wait()
+        return item
+
+    half = Ray(num_cpus=4)
+    other = keep(mpfeed.from_map(abs, range(4), workers=1, backend=half))
+    assert numbers(other) == list(range(4))
+    feed = keep(mpfeed.from_map(made, range(60), batch_size=2, workers=2, backend=half))
+    with pytest.warns(RuntimeWarning, match="room for 1 of the 2 workers"):
+        batches = iter(feed)
+    got = numbers([next(batches)])
+    other.close()
+    assert eventually(lambda: "starting" not in _states(feed))
+    gate.open()
+    got += numbers(batches)
+    assert got == list(range(60))
+    assert {"0", "1"} <= set(tally.lines())
+
+
+def _states(feed: Feed) -> list[str]:
+    crew = feed._crew
+    assert crew is not None
+    with crew.lock:
+        crew._drive(0.05)
+    return [member.state for member in crew._members]
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize(
+    ("remainder", "parts"),
+    [
+        ("drop", [[0, 2, 4, 6, 8, 10, 12, 14, 16, 18], [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]]),
+        ("keep", [[0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20], [1, 3, 5, 7, 9, 11, 13, 15, 17, 19]]),
+    ],
+)
+def test_parts_of_a_shared_split_are_disjoint_and_each_iteration_is_the_next_epoch(
+    remainder: Any, parts: list[list[int]], keep: Keep
+) -> None:
+    feed = keep(mpfeed.from_generator(counted, shards=2, workers=2, backend=Ray(num_cpus=0)))
+    one, other = feed.split(2, shared=True, remainder=remainder, window=32)
+    for _ in range(2):
+        assert [numbers(one), numbers(other)] == parts
+    left = iter(one)
+    assert next(left) == 0
+    left.close()
+    assert numbers(one) == parts[0]
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_hub, "TELL_S", 0.3)
+    feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
+    fast, slow = feed.split(2, shared=True, window=3)
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.extend(fast))
+    reader.start()
+    assert eventually(lambda: "window of 3 elements is full for part 1 (was never read)" in caplog.text)
+    assert numbers(got) == [0, 2, 4]
+    assert numbers(slow) == list(range(1, 20, 2))
+    reader.join()
+    assert numbers(got) == list(range(0, 20, 2))
+
+
+def reader_of(part: Feed, ray: Any) -> Any:
+    """A consumer in a process of its own."""
+
+    class Reader:  # defined here, so that it travels by value
+        def __init__(self, part: bytes) -> None:
+            self._batches = iter(pickle.loads(part))
+
+        def read(self, count: int) -> list[int]:
+            return [int(next(self._batches)) for _ in range(count)]
+
+        def die(self) -> None:
+            os._exit(1)
+
+    return ray.remote(Reader).options(num_cpus=0).remote(pickle.dumps(part))
+
+
+@pytest.mark.parametrize("on_lost", ["raise", "continue"])
+def test_a_lost_part_ends_the_others_or_lets_them_go_on(on_lost: Any, local_ray: Any, keep: Keep) -> None:
+    feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
+    one, other = feed.split(2, shared=True, window=2, on_lost=on_lost)
+    reader = reader_of(other, local_ray)
+    batches = iter(one)
+    assert next(batches) == 0
+    assert local_ray.get(reader.read.remote(1)) == [1]
+    reader.die.remote()
+    if on_lost == "raise":
+        with pytest.raises(mpfeed.MpfeedError, match="part 1 of 2 is lost"):
+            numbers(batches)
+    else:
+        assert numbers(batches) == list(range(2, 20, 2))
+
+
+def test_a_shared_split_needs_ray(keep: Keep) -> None:
+    feed = keep(mpfeed.from_generator(counted, workers=1, backend="process"))
+    with pytest.raises(ValueError, match=r"backend=mpfeed\.Ray\(\)"):
+        feed.split(2, shared=True)
