@@ -427,6 +427,7 @@ class Crew:
             case Died():
                 self._died(event, member)
             case Late():
+                member.incarnation += 1  # what it was sent is gone with it
                 self._appoint_deputy(event.worker)
                 self._pass_on(event.worker)
             case Leaving():

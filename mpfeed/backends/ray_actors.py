@@ -161,8 +161,7 @@ class _Member:
         self.host = ""
         self.leaving = False
         self.calls: deque[tuple[str, Any]] = deque()  # unanswered, in the order they were made
-        self.held: list[Request] = []  # for when it has joined
-        self.since_s = time.monotonic()  # it is being waited for
+        self.awaited_s: float | None = None  # since when somebody waits for it
         self.failed_s: float | None = None  # one of its calls failed
 
 
@@ -240,24 +239,15 @@ class _Engine:
         member = self._members.get(worker)
         if member is None:
             return
-        if not member.joined:
-            self._hold(member, message)
-        elif isinstance(message, Drop):
+        if isinstance(message, Drop):
             member.actor.drop.options(concurrency_group="control").remote(message.run)
         else:
             self._ask(member, message)
 
     def _ask(self, member: _Member, request: Request) -> None:
+        if member.awaited_s is None:
+            member.awaited_s = time.monotonic()
         self._watch(member, "answer", member.actor.answer.remote(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
-
-    @staticmethod
-    def _hold(member: _Member, message: Request | Drop) -> None:
-        if isinstance(message, Drop):
-            member.held = [request for request in member.held if request.run != message.run]
-            return
-        if not member.held:
-            member.since_s = time.monotonic()
-        member.held.append(message)
 
     def retire_worker(self, worker: int) -> None:
         self._end([self._members.pop(worker)])
@@ -297,7 +287,7 @@ class _Engine:
         members = list(self._members.values())
         due = [member.failed_s + _LAST_WORDS_S for member in members if member.failed_s is not None]
         if any(member.joined and not member.leaving for member in members):
-            due += [member.since_s + member.patience_s for member in members if member.held and member.pid is None]
+            due += [m.awaited_s + m.patience_s for m in members if m.awaited_s is not None and m.pid is None]
         if self._reserves:
             due.append(self._looked_s + _LOOK_S)
         return max(0.0, min(due) - time.monotonic()) if due else None
@@ -309,15 +299,17 @@ class _Engine:
                 errors = [error for _, f in member.calls if f.done() and (error := f.exception())]
                 self._lost(member, errors[0])
             elif self._is_late(member, now_s):
-                member.held.clear()
+                self._kill(member)  # and what it was sent with it; another queues in its place
+                self.start_worker(member.worker)
                 self._events.append(Late(member.worker))
         if self._reserves and now_s >= self._looked_s + _LOOK_S and self._session is not None:
             self._looked_s = now_s
             self._look_at_cluster(now_s)
 
     def _is_late(self, member: _Member, now_s: float) -> bool:
-        waits = member.held and member.pid is None and now_s >= member.since_s + member.patience_s
-        return bool(waits) and any(other.joined and not other.leaving for other in self._members.values())
+        if member.pid is not None or member.awaited_s is None or now_s < member.awaited_s + member.patience_s:
+            return False
+        return any(other.joined and not other.leaving for other in self._members.values())
 
     def _look_at_cluster(self, now_s: float) -> None:
         if not head_answers(self._head):  # asked first: what else asks the head waits for it, up to a minute
@@ -332,10 +324,10 @@ class _Engine:
             if member.node in drained and not member.leaving:
                 member.leaving = True
                 self._events.append(Leaving(member.worker))
-        waiting = [member for member in self._members.values() if member.held]
-        if waiting and not any(member.joined for member in self._members.values()):
-            oldest_s = min(member.since_s for member in waiting)
-            if now_s - oldest_s > NO_ROOM_S and (missing := no_room(self._ray, self._backend)) is not None:
+        waits = [m.awaited_s for m in self._members.values() if m.awaited_s is not None]
+        if waits and not any(member.joined for member in self._members.values()):
+            waiting = list(self._members.values())
+            if now_s - min(waits) > NO_ROOM_S and (missing := no_room(self._ray, self._backend)) is not None:
                 self._strand(waiting, missing)
 
     def _strand(self, members: list[_Member], text: str) -> None:
@@ -372,9 +364,6 @@ class _Engine:
         else:
             member.joined = True
             self._events.append(Joined(member.worker, member.pid, member.host))
-            for request in member.held:
-                self._ask(member, request)
-            member.held.clear()
 
     def _answered(self, member: _Member, data: bytes, regions: list[Any]) -> None:
         reply = loads(data)
