@@ -109,7 +109,7 @@ def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
     feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
     fast, slow = feed.split(2, shared=True, window=3)
     got: list[Any] = []
-    reader = threading.Thread(target=lambda: got.extend(fast))
+    reader = threading.Thread(target=lambda: got.extend(fast), daemon=True)
     reader.start()
     assert eventually(lambda: "window of 3 elements is full for part 1 (was never read)" in caplog.text)
     assert numbers(got) == [0, 2, 4]

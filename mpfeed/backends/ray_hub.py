@@ -169,6 +169,8 @@ class Hub:
             self._put(index, Dealt("end"))
 
     def _deal(self, group: list[Any]) -> None:
+        with self._changed:  # none gets its own before all can
+            self._changed.wait_for(lambda: all(self._has_room(part) for part in self._parts))
         for index, element in enumerate(group):
             self._put(index, Dealt("element", element))
 
