@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -124,7 +125,7 @@ WAYS: dict[str, tuple[Callable[[], mpfeed.Feed], dict[str, Any]]] = {
 }
 
 
-LONG = {"each step", "each epoch", "batches of tf.data, each step", "a generator, steps of an endless dataset"}
+LONG = WAYS.keys() - {"every third step", "steps of an endless dataset", "a generator, each epoch"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in WAYS])
@@ -135,10 +136,23 @@ def test_a_training_that_was_killed_ends_with_the_same_weights(name: str, tmp_pa
     assert_same(Training(tmp_path / "killed", keep, make, **how).lives(*deaths), whole)
 
 
-def test_the_file_is_deleted_when_training_has_ended_well_and_only_then(tmp_path: Path, keep: Keep) -> None:
-    training = Training(tmp_path, keep, lambda: mapped(batch_size=4))
+@pytest.fixture(scope="module")
+def first_life(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a training left that was killed in the step after its first epoch."""
+    folder = tmp_path_factory.mktemp("first")
     with pytest.raises(Killed):
-        training.live(7)
+        Training(folder, lambda feed: feed, lambda: mapped(batch_size=4)).live(7)
+    return folder
+
+
+@pytest.fixture
+def left(first_life: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(first_life, tmp_path / "left"))
+
+
+def test_the_file_is_deleted_when_training_has_ended_well_and_only_then(left: Path, keep: Keep) -> None:
+    training = Training(left, keep, lambda: mapped(batch_size=4))
     assert [anchor["iterations"] for anchor in json.loads(training.path.read_text())["positions"]] == [0, 6]
     training.live(None)
     assert not training.path.exists()
@@ -169,17 +183,13 @@ def test_the_middle_of_an_epoch_of_unknown_length_is_refused_with_the_reason(tmp
         training.lives(3)
 
 
-def test_a_feed_that_is_another_stream_is_refused(tmp_path: Path, keep: Keep) -> None:
-    with pytest.raises(Killed):
-        Training(tmp_path, keep, lambda: mapped(batch_size=4)).live(7)
+def test_a_feed_that_is_another_stream_is_refused(left: Path, keep: Keep) -> None:
     with pytest.raises(ValueError, match="seed was 0 and is 1"):
-        Training(tmp_path, keep, lambda: mapped(batch_size=4, seed=1)).live(None)
+        Training(left, keep, lambda: mapped(batch_size=4, seed=1)).live(None)
 
 
-def test_a_model_with_no_position_is_refused(tmp_path: Path, keep: Keep) -> None:
-    training = Training(tmp_path, keep, lambda: mapped(batch_size=4))
-    with pytest.raises(Killed):
-        training.live(7)
+def test_a_model_with_no_position_is_refused(left: Path, keep: Keep) -> None:
+    training = Training(left, keep, lambda: mapped(batch_size=4))
     content = json.loads(training.path.read_text())
     training.path.write_text(json.dumps({**content, "positions": [{**content["positions"][0], "iterations": 9}]}))
     with pytest.raises(mpfeed.MpfeedError, match=r"the model has made 6 steps, and .* keeps only positions of later"):
@@ -207,11 +217,10 @@ def test_bad_arguments_are_refused(make: Any, error: type[Exception], words: str
         make(keep(mapped()))
 
 
-def test_it_has_to_come_after_the_callback_that_restores_the_model(tmp_path: Path, keep: Keep) -> None:
-    training = Training(tmp_path, keep, lambda: mapped(batch_size=4))
-    with pytest.raises(Killed):
-        training.live(7)
+def test_it_has_to_come_after_the_callback_that_restores_the_model(left: Path, keep: Keep) -> None:
     feed, model = keep(mapped(batch_size=4)), network()
-    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    backup = keras.callbacks.BackupAndRestore(left / "backup")
     with pytest.raises(mpfeed.MpfeedError, match="list FeedCheckpoint after that one"):
-        model.fit(feed.dataset(), epochs=EPOCHS, verbose=0, callbacks=[FeedCheckpoint(feed, training.path), backup])
+        model.fit(
+            feed.dataset(), epochs=EPOCHS, verbose=0, callbacks=[FeedCheckpoint(feed, left / "feed.json"), backup]
+        )
