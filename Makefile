@@ -11,7 +11,7 @@ PEERS_STAMP := $(PEERS)/.installed
 # Extra arguments of a command: make bench ARGS='--workload gil --workers 2'
 ARGS ?=
 
-.PHONY: help venv bench docs transport peers test test-long lint types format constraints peers-constraints clean
+.PHONY: help venv bench consumers docs wheel transport peers test test-long lint types format constraints peers-constraints clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -37,6 +37,18 @@ test-long: $(STAMP) ## the tests that take long: many kills, soak runs, clusters
 
 docs: $(STAMP) ## build the documentation into site/; a warning is an error
 	$(RUN) mkdocs build --strict $(ARGS)
+
+wheel: $(STAMP) ## build wheel and source distribution into dist/, and check them
+	rm -rf dist
+	$(RUN) build --no-isolation
+	$(RUN) twine check --strict dist/*
+
+# TensorFlow, PyTorch and JAX in one environment: for these tests only.
+consumers: $(STAMP) ## the tests with PyTorch and JAX, in an environment of their own
+	$(VENV)/bin/python -m venv .venvs/consumers
+	.venvs/consumers/bin/python -m pip install --quiet --constraint constraints/consumers-py311.txt \
+	  --editable '.[tf]' --group consumers
+	.venvs/consumers/bin/python -m pytest tests/test_consumers.py -m '' $(ARGS)
 
 lint: $(STAMP) ## ruff check and ruff format --check
 	$(RUN) ruff check .

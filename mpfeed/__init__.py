@@ -8,6 +8,7 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
+    from mpfeed import tfrecord
     from mpfeed._collate import collate_padded
     from mpfeed._context import Worker, empty, worker
     from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, SignatureError, WorkerDied, WorkerError
@@ -58,6 +59,7 @@ _HOMES = {
     "monitor": "_monitor",
     "numpy_function": "_function",
     "span": "_span",
+    "tfrecord": "tfrecord",
     "worker": "_context",
 }
 
@@ -90,6 +92,7 @@ __all__ = [
     "monitor",
     "numpy_function",
     "span",
+    "tfrecord",
     "worker",
 ]
 
@@ -97,7 +100,8 @@ __all__ = [
 def __getattr__(name: str) -> typing.Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    value = module if name == _HOMES[name] else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from snippets import ROOT, Runner, Script, scripts
+from snippets import ROOT, TIMEOUT_S, Runner, Script, scripts
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(#[^)\s]*)?\)")
@@ -32,3 +34,11 @@ def test_the_code_of_a_page_runs(script: Script, runner: Runner, tmp_path: Path)
 def test_every_file_a_page_links_to_is_there(page: Path) -> None:
     for target, _ in LINK.findall(page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "api" / "index.html").read_text().count("mpfeed.from_generator") > 1

@@ -105,3 +105,18 @@ def test_distributed_training_reads_disjoint_parts_on_two_logical_devices(tmp_pa
     printed = run("distributed.py", "--samples", "256", "--epochs", "2", cwd=tmp_path)
     assert "2 parts of 8 batches each are the 16 of the feed, in turn" in printed
     assert printed.count(": 8 steps of 2 replicas, loss ") == 2
+
+
+def test_an_hdf5_file_is_opened_by_each_worker(tmp_path: Path) -> None:
+    assert "64 samples" in run("hdf5.py", "--samples", "64", cwd=tmp_path)
+
+
+def test_the_frames_of_every_video_come_in_order(tmp_path: Path) -> None:
+    printed = run("video.py", "--videos", "3", "--frames", "16", cwd=tmp_path)
+    assert printed.count("2 clips of 8 frames, in order") == 3
+
+
+def test_remote_objects_are_read_once_where_they_are_cached(tmp_path: Path) -> None:
+    printed = run("remote_objects.py", "--images", "20", "--cache", str(tmp_path / "cache"), cwd=tmp_path)
+    assert "epoch 0: 20 images\nepoch 1: 20 images" in printed
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.stat().st_size]) == 20

@@ -1,0 +1,70 @@
+"""A server on this machine that speaks S3, behind an added delay: ``python -m benchmarks._object_store``.
+
+moto's server, and before it a proxy that passes on what a client sends only after a while, and counts its GETs.
+Prints its two URLs (with and without the delay) as JSON; each line on standard input is answered with the count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+
+
+async def _serve(port: int, delay_s: float, count: list[int]) -> asyncio.Server:
+    kept = set()  # a loop holds its tasks weakly
+
+    async def slowed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", port)
+        tasks = {asyncio.current_task(), asyncio.ensure_future(_pass_on(there, writer))}
+        kept.update(tasks)
+        with contextlib.suppress(ConnectionError):  # a client that is gone
+            while data := await reader.read(1 << 16):  # a request without a body comes in one piece
+                count[0] += data.startswith(b"GET")
+                await asyncio.sleep(delay_s)
+                back.write(data)
+                await back.drain()
+        back.close()
+        kept.difference_update(tasks)
+
+    return await asyncio.start_server(slowed, "127.0.0.1", 0)
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--delay-ms", type=float, default=50.0)
+    delay_s = parser.parse_args().delay_ms / 1e3
+    os.environ |= {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing"}
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    count = [0]
+    loop = asyncio.new_event_loop()
+    proxy = loop.run_until_complete(_serve(port, delay_s, count))
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    slow = proxy.sockets[0].getsockname()[1]
+    print(json.dumps({"slow": f"http://127.0.0.1:{slow}", "fast": f"http://127.0.0.1:{port}"}), flush=True)
+    for _ in sys.stdin:
+        print(count[0], flush=True)
+    os._exit(0)  # the server's threads hold nothing that matters
+
+
+if __name__ == "__main__":
+    main()
