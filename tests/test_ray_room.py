@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from streams import Gate, Tally, eventually, numbers
 
 import mpfeed
 from mpfeed import Feed, Ray
-from mpfeed.backends import ray_session
+from mpfeed.backends import ray_hub, ray_session
 
 Keep = Callable[[Feed], Feed]
 
@@ -98,6 +99,23 @@ def test_parts_of_a_shared_split_are_disjoint_and_each_iteration_is_the_next_epo
     assert next(left) == 0
     left.close()
     assert numbers(one) == parts[0]
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_hub, "TELL_S", 0.3)
+    feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
+    fast, slow = feed.split(2, shared=True, window=3)
+    got: list[Any] = []
+    reader = threading.Thread(target=lambda: got.extend(fast), daemon=True)
+    reader.start()
+    assert eventually(lambda: "window of 3 elements is full for part 1 (was never read)" in caplog.text)
+    assert numbers(got) == [0, 2, 4]
+    assert numbers(slow) == list(range(1, 20, 2))
+    reader.join()
+    assert numbers(got) == list(range(0, 20, 2))
 
 
 def reader_of(part: Feed, ray: Any) -> Any:

@@ -81,7 +81,8 @@ class Hub:
         self._sharing = sharing
         self._parts = [_Part({}) for _ in range(sharing.count)]
         self._changed = threading.Condition()
-        self._error: Dealt | None = None
+        self._error: Dealt | None = None  # comes after all elements before it
+        self._lost: Dealt | None = None  # comes at once
         self._epoch = 0
         threading.Thread(target=self._produce, name="mpfeed-hub", daemon=True).start()
 
@@ -105,6 +106,8 @@ class Hub:
             while True:
                 if visit != part.visit:
                     return Dealt("stale")
+                if self._lost is not None:
+                    return self._lost
                 if number in part.messages:
                     return part.messages[number][1]
                 if self._error is not None:
@@ -178,6 +181,8 @@ class Hub:
         with self._changed:
             part = self._parts[index]
             self._changed.wait_for(lambda: self._has_room(part))
+            if self._lost is not None:
+                raise MpfeedError("a part is lost")  # ends the producing; the parts have been told more
             if part.state != "gone" and part.skipped < self._epoch:
                 part.messages[part.made] = self._epoch, message
                 part.made += 1
@@ -185,7 +190,7 @@ class Hub:
 
     def _has_room(self, part: _Part) -> bool:
         room = part.made < part.used + self._sharing.window
-        return room or part.state == "gone" or part.skipped >= self._epoch or self._error is not None
+        return room or part.state == "gone" or part.skipped >= self._epoch or self._lost is not None
 
     def _waits_for(self) -> str:
         full = [i for i, p in enumerate(self._parts) if p.state != "gone" and p.made >= p.used + self._sharing.window]
@@ -215,7 +220,7 @@ class Hub:
                     f"part {index} of {self._sharing.count} is lost: the process that read it, or its node, died. "
                     'The other parts end here; split(..., on_lost="continue") lets them go on without it'
                 )
-                self._error = Dealt("error", dumps(MpfeedError(text)))
+                self._lost = Dealt("error", dumps(MpfeedError(text)))
         self._part_with(index)
 
     def _part_with(self, index: int) -> None:
