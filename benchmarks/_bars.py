@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks._rows import Figures, Row
+from benchmarks._table import short
 
 _OURS, _OTHERS = "tab:blue", "tab:gray"
 
@@ -31,7 +32,7 @@ def bars(rows: list[Row], path: Path, title: str, figure_of: Callable[[Row, Figu
         values = [figure_of(row, row.figures) for row in group if row.figures is not None]
         colours = [_OURS if row.label.startswith("mpfeed") else _OTHERS for row in group]
         drawn = axes.barh(range(len(group)), values, color=colours)
-        axes.bar_label(drawn, fmt="%.3g", padding=3)
+        axes.bar_label(drawn, labels=[short(value) for value in values], padding=3)
         axes.set(title=f"{group[0].workload}: {title}", xscale="log")
         axes.set_yticks(range(len(group)), [row.label for row in group])
         axes.invert_yaxis()

@@ -12,7 +12,12 @@ from benchmarks._table import Columns, markdown, short
 
 _BEGIN = "<!-- peers: begin; written by `python -m benchmarks.peers --readme` -->"
 _END = "<!-- peers: end -->"
-_HELD = {"numpy.ndarray": "NumPy array", "torch.Tensor": "torch tensor", "tensorflow.EagerTensor": "tf tensor"}
+_HELD = {
+    "numpy.ndarray": "NumPy array",
+    "grain.SharedMemoryArray": "NumPy array",
+    "torch.Tensor": "torch tensor",
+    "tensorflow.EagerTensor": "tf tensor",
+}
 
 
 def columns() -> Columns:
@@ -87,7 +92,8 @@ def summary(rows: list[Row]) -> str:
     others = max(row.outcome.others for row in middle if row.outcome is not None)
     said = f"Measured on {_dates(rows)}; other programs used up to {others:.0%} of the CPUs during a row. All rows, "
     said += "and how each was used: [benchmarks/results/peers.md](benchmarks/results/peers.md)."
-    return f"{said}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return f"{said}\n\n{table}\n![batches a second](benchmarks/results/peers.png)\n"
 
 
 def _cell(row: Row | None, figure: Callable[[Figures], str]) -> str:

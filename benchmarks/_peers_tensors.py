@@ -22,7 +22,7 @@ _BLOCK_BYTES = 64 << 20
 
 @contextmanager
 def ray_actors(workload: Workload, workers: int) -> Iterator[Stream]:
-    """Ray actors by hand: two calls in flight to each, results in turn through `ray.get`."""
+    """An actor a worker, two calls in flight to each, their results in turn through `ray.get`."""
     import ray
 
     class Maker:

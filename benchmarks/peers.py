@@ -45,7 +45,7 @@ _TRANSPORTS: dict[str, Leaf] = {
     "48MB": Leaf((4, 1_000_000, 3), "float32"),
 }
 _NAMES = (*_TRANSPORTS, *WORKLOADS)
-_WIDTH = 165
+_WIDTH = 180
 
 
 def main(  # noqa: PLR0913, PLR0917 - the options of a command line
