@@ -176,10 +176,19 @@ class Reply:
         return 0.0 if self.effort is None else self.effort.busy_s
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Reply, (
-            self.number, self.payloads, self.end, self.rest, self.skipped, self.failure, self.samples, self.effort,
-            self.more,
+        # The effort as its values: to look up a second class would take longer than to read them.
+        effort = None if self.effort is None else self.effort.__reduce__()[1]
+        return _received, (
+            self.number, self.payloads, self.end, self.rest, self.skipped, self.failure, self.samples, self.more,
+            effort,
         )  # fmt: skip
+
+
+def _received(*fields: Any) -> Reply:
+    """A reply that was pickled."""
+    number, payloads, end, rest, skipped, failure, samples, more, effort = fields
+    made = None if effort is None else Effort(*effort)
+    return Reply(number, payloads, end, rest, skipped, failure, samples, made, more)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,9 +98,20 @@ def judge(stats: FeedStats, waiting: float | None = None, step_s: float | None =
     workers = [w for w in stats.workers if w.messages and w.total_s]
     if stats.waits < _FEWEST_WAITS or not workers:
         return Verdict("unknown", "too little was seen", "Read more batches")
+    if waiting is not None and waiting >= LITTLE_WAITING > stats.waiting:
+        return _handed_over_late(stats, waiting)
     waiting = stats.waiting if waiting is None else waiting
     step_s = stats.step_s / stats.waits if step_s is None else step_s
     return _Case(stats, workers, waiting, step_s).verdict()
+
+
+def _handed_over_late(stats: FeedStats, waiting: float) -> Verdict:
+    """The training waits, but what reads the feed for it does not."""
+    text = (
+        f"the training waits {waiting:.0%} of its time, but whoever reads the feed for it {stats.waiting:.0%}: the "
+        "batches are there, and what lies between (TensorFlow's handing over, your own stages) takes the time"
+    )
+    return Verdict("transport-bound", text, "Use larger batches, and fewer or cheaper stages after dataset()")
 
 
 class _Case:
@@ -138,7 +149,8 @@ class _Case:
 
     def _transport_bound(self) -> Verdict | None:
         share = self._stats.travel_s / (self._stats.wait_s or 1e-9)
-        if share < _TRAVELS:
+        wait_s = self._step_s * self._waiting / max(1 - self._waiting, 1e-9)  # of the training, each
+        if share < _TRAVELS or self._stats.travel_s / self._stats.waits < _TRAVELS * wait_s:
             return None
         text = f"{self._waits()}, and in {share:.0%} of it the batch was ready and on its way"
         if self._stats.backend == "process/queue":

@@ -196,3 +196,9 @@ def test_what_the_training_itself_waits_takes_precedence() -> None:
     stats = _stats([_worker(cpu_s=0.5)] * 2)
     assert judge(stats, waiting=0.01).kind == "consumer-bound"
     assert judge(stats, waiting=0.5, step_s=0.05).workers == 3
+    quick = _stats([_worker(room_s=5.0)], wait_s=0.01, travel_s=0.01)
+    assert judge(quick, waiting=0.4, step_s=0.01).kind == "transport-bound"
+    assert "handing over" in judge(quick, waiting=0.4, step_s=0.01).text
+    late = _stats([_worker(), _worker(1)], wait_s=6.0, travel_s=4.0)
+    assert judge(late, waiting=0.5, step_s=0.5).kind == "cpu-bound"  # 20 ms of travel do not explain 0.5 s
+    assert judge(late, waiting=0.5, step_s=0.03).kind == "transport-bound"

@@ -1,0 +1,167 @@
+"""What does looking cost? A feed at about 1,000 batches a second, with nothing looking on, and with everything.
+
+``off`` reads the feed in a bare loop. ``on`` traces it, names a span in the source for each batch, and reads it through
+``mpfeed.monitor``. The source is a Python loop of fixed work, 2 ms a batch and worker, so that all CPUs are busy: what
+looking costs is seen in the throughput. Off and on take turns, each in a fresh process; the ratio is that of each
+round, and the median counts. Beside it: the counting that is always on, and what ``InputMonitor`` adds to a step.
+
+Left out: writing the file of the trace, which happens after the training.
+
+    python -m benchmarks.observing [--rounds 7] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+
+import mpfeed
+from benchmarks._rows import Surroundings
+from benchmarks.workloads import spin, spin_iterations
+
+_BATCHES = 2_000
+_WARM_UP = 200
+_BATCH_MS = 2.0
+_COUNTED = 100_000
+_STEPS = 1_500
+_LIMIT_S = 100
+
+
+def batches_per_s(looking: bool, iterations: int) -> float:
+    """Throughput of one feed; the first batches are left out."""
+
+    def source(shard: Any) -> Iterator[Any]:
+        batch = np.zeros((32, 64), np.float32)
+        while True:
+            if looking:
+                with mpfeed.span("compute a batch"):
+                    spin(iterations)
+            else:
+                spin(iterations)
+            yield batch
+
+    with tempfile.TemporaryDirectory() as folder, mpfeed.from_generator(source, workers=2) as feed:
+        if looking:
+            feed.trace(Path(folder) / "trace.json")
+        begun_s = 0.0
+        for number, _ in enumerate(mpfeed.monitor(feed) if looking else feed):
+            if number == _WARM_UP:
+                begun_s = time.perf_counter()
+            if number == _WARM_UP + _BATCHES:
+                return _BATCHES / (time.perf_counter() - begun_s)
+    raise AssertionError("the source is endless")
+
+
+def counting_us() -> float:
+    """Microseconds of CPU a batch of the counting that is always on, both sides together."""
+    from mpfeed._counters import Counters, WorkerCount
+    from mpfeed._effort import Meter
+
+    counters, count, meter = Counters("process", 2), WorkerCount(), Meter(owns_process=True)
+    begun_s = time.process_time()
+    for _ in range(_COUNTED):
+        asked_s = time.perf_counter()
+        meter.begin(0.0)
+        effort = meter.end(1, 0.0)
+        now_s = time.perf_counter()
+        made_s = count.replied(effort, 1, now_s, starved=False)
+        counters.took(asked_s, made_s, now_s)
+        counters.waited(asked_s, now_s, asked_s)
+    return (time.process_time() - begun_s) / _COUNTED * 1e6
+
+
+def step_us(looking: bool) -> float:
+    """Microseconds of a step of ``model.fit`` that hardly computes."""
+    import keras
+    import tensorflow as tf
+
+    from mpfeed.keras import InputMonitor
+
+    class Ends(keras.callbacks.Callback):
+        def __init__(self) -> None:
+            super().__init__()
+            self.at_s: list[float] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.at_s.append(time.perf_counter())
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    data = tf.data.Dataset.from_tensors((np.zeros((8, 4), np.float32), np.zeros(8, np.int32))).repeat()
+    ends = Ends()
+    callbacks = [InputMonitor(), ends] if looking else [ends]
+    model.fit(data, steps_per_epoch=_STEPS, callbacks=callbacks, verbose=0)
+    return float(np.median(np.diff(ends.at_s[_WARM_UP:]))) * 1e6
+
+
+def _fresh(*words: str) -> float:
+    command = [sys.executable, "-m", "benchmarks.observing", "--row", " ".join(words)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT_S, env=environment)
+    return float(done.stdout.splitlines()[-1])
+
+
+def _row(words: str) -> float:
+    match words.split():
+        case ["feed", looking, iterations]:
+            return batches_per_s(looking == "on", int(iterations))
+        case ["fit", looking]:
+            return step_us(looking == "on")
+        case _:
+            return counting_us()
+
+
+def _measured(rounds: int, console: Console) -> dict[str, Any]:
+    iterations = str(spin_iterations(_BATCH_MS))
+    feeds: dict[str, list[float]] = {"off": [], "on": []}
+    fits: dict[str, list[float]] = {"off": [], "on": []}
+    for number in range(rounds):
+        for mode in ("off", "on") if number % 2 else ("on", "off"):
+            feeds[mode].append(_fresh("feed", mode, iterations))
+        console.print(f"batches/s off {feeds['off'][-1]:.0f}, on {feeds['on'][-1]:.0f}", highlight=False)
+    for mode in ("off", "on") * 2:
+        fits[mode].append(_fresh("fit", mode))
+    ratios = [on / off for on, off in zip(feeds["on"], feeds["off"], strict=True)]
+    return {
+        "batches_per_s": feeds, "ratio": statistics.median(ratios), "ratios": ratios,
+        "counting_us": _fresh("counting"), "step_us": fits,
+        "input_monitor_us": statistics.median(fits["on"]) - statistics.median(fits["off"]),
+    }  # fmt: skip
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="of off and on", min=1)] = 7,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write all figures there")] = None,
+    row: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Measure what looking costs."""
+    if row is not None:
+        print(_row(row))
+        return
+    console = Console()
+    surroundings = Surroundings.now()
+    found = _measured(rounds, console)
+    console.print(
+        f"looking: {100 * (1 - found['ratio']):.2f} % of throughput (median of {rounds} rounds); always on: "
+        f"{found['counting_us']:.2f} µs a batch, both sides; InputMonitor: {found['input_monitor_us']:.0f} µs a step",
+        highlight=False,
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps({"surroundings": asdict(surroundings), **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
