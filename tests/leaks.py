@@ -63,7 +63,7 @@ def _threads() -> set[str]:
 def _descriptors() -> set[str]:
     found = set()
     # Ray opens connections of its own whenever it likes.
-    unclear = ("socket:", "anon_inode:[event", "/tmp/ray/") if ray_runs() else ("/tmp/ray/",)
+    unclear = ("socket:", "anon_inode:[event", "anon_inode:[timerfd", "/tmp/ray/") if ray_runs() else ("/tmp/ray/",)
     lasting = _lasting_descriptors()
     for name in os.listdir("/proc/self/fd"):
         try:
