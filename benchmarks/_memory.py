@@ -25,7 +25,7 @@ class PeakMemory:
         begun = time.monotonic()
         if begun < self._due:
             return
-        self.peak_bytes = max(self.peak_bytes, sum(_pss(process.pid) for process in tree(self._pid)))
+        self.peak_bytes = max(self.peak_bytes, sum(pss_bytes(process.pid) for process in tree(self._pid)))
         took_s = time.monotonic() - begun
         self._due = begun + max(0.3, 5 * took_s)
 
@@ -39,7 +39,8 @@ def tree(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _pss(pid: int) -> int:
+def pss_bytes(pid: int) -> int:
+    """PSS of a process, 0 once it has ended."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
+from pathlib import Path
+
+from mpfeed._cgroup import folders, number, text
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
@@ -12,26 +15,19 @@ _MOST_PER_CPU, _FEWEST_AT_MOST = 8, 16
 
 
 def usable_cpus() -> int:
-    """CPUs of the affinity mask, limited by the cgroup's quota (``cpu.max`` or ``cfs_quota_us``); at least 1."""
+    """CPUs of the affinity mask, limited by the control groups' quotas; at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota()
-    return max(1, count if quota is None else min(count, math.ceil(quota)))
+    quotas = [math.ceil(quota) for folder in folders("cpu") if (quota := _quota(folder)) is not None]
+    return max(1, min([count, *quotas]))
 
 
-def _cgroup_quota() -> float | None:
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") as file:
-            limit = int(file.read())
-        with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us") as file:
-            return None if limit <= 0 else limit / int(file.read())
-    except (OSError, ValueError):
-        return None
+def _quota(folder: Path) -> float | None:
+    """CPUs of one group: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` in version 1; None without a limit."""
+    quota, _, period = text(folder / "cpu.max").partition(" ")
+    if quota.isdigit():
+        return int(quota) / int(period)
+    limit, period_us = number(folder / "cpu.cfs_quota_us"), number(folder / "cpu.cfs_period_us")
+    return limit / period_us if limit is not None and limit > 0 and period_us else None
 
 
 def most_local_workers() -> int:

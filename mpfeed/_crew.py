@@ -9,12 +9,14 @@ waits drives the engine for all of them, and while nobody waits, workers live on
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +24,7 @@ from mpfeed import _interrupts
 from mpfeed._auto import Auto
 from mpfeed._counters import WorkerCount
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError, WorkerDied
+from mpfeed._memory import memory_words
 from mpfeed._messages import (
     Arrived,
     Died,
@@ -32,6 +35,7 @@ from mpfeed._messages import (
     Joined,
     Late,
     Leaving,
+    Parcel,
     Reply,
     Request,
     Unfit,
@@ -79,6 +83,12 @@ class Run(Protocol):
 
     def starves(self, unit: Unit) -> bool:
         """Whether a worker that idles before a unit waits for work: nothing more could have been asked of it before."""
+
+    def narrow(self, unit: Unit, error: MpfeedError) -> list[Unit]:
+        """The units that bring what came before a fatal death and find its place, after which ``error`` is raised.
+
+        None where the unit is that place, or order means nothing: it is failed.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -147,8 +157,11 @@ class Crew:
         self._closed = False
         self._pid = os.getpid()
         self._abandoned: list[Run] = []
-        self._interrupts = 0
         self.trace: Trace | None = None
+        # When each of the waits for an element began, and up to which of them Ctrl-C ended them.
+        self.waits: list[float] = []
+        self._interrupted_s = -math.inf
+        self._unheard = False
         self.lock = threading.Condition(threading.Lock())
         _interrupts.watch(self)
 
@@ -312,6 +325,8 @@ class Crew:
 
     def drop(self, run: Run) -> None:
         """Forget a run: its unanswered units, and its iterators in the workers. The lock is held."""
+        if self.forked():
+            return  # the channels are the parent's, who reads on
         self.live.discard(run)
         for worker, member in enumerate(self._members):
             for number in [n for n, ticket in member.unanswered.items() if ticket.run is run]:
@@ -323,7 +338,7 @@ class Crew:
 
     def abandon(self, run: Run) -> None:
         """Forget a run whose iterator was collected. Any thread, also inside the garbage collector."""
-        if self._closed or self._forked():
+        if self._closed or self.forked():
             return
         self._abandoned.append(run)
         if self._driver is None and self.lock.acquire(blocking=False):
@@ -349,11 +364,10 @@ class Crew:
         start = time.monotonic()
         limit = timeout_s if timeout_s is not None else self._timeout_s
         warned = False
-        interrupts = self._interrupts
-        with self.lock:
+        with self.lock, self._waiting(start):
             while True:
-                if self._interrupts != interrupts:
-                    raise _interrupts.Interrupted("Ctrl-C came while an element was awaited")
+                if start <= self._interrupted_s:
+                    raise _interrupts.Interrupted(unheard=self._unheard)
                 if self._closed:
                     raise FeedClosed("the feed was closed while it was being read")
                 self._bury_abandoned()
@@ -374,10 +388,19 @@ class Crew:
                 left = (limit if limit is not None else waited + SILENCE_S if warned else SILENCE_S) - waited
                 self._drive(max(left, 0.0) if self._backend.remote or limit is None else None)
 
-    def interrupt(self) -> None:
-        """End the waits of all consumers with ``Interrupted``. Any thread."""
-        self._interrupts += 1
-        if self._engine is not None and not self._forked():
+    @contextmanager
+    def _waiting(self, start: float) -> Iterator[None]:
+        self.waits.append(start)
+        try:
+            yield
+        finally:
+            self.waits.remove(start)
+
+    def interrupt(self, until_s: float, *, unheard: bool) -> None:
+        """End the waits that began by then with ``Interrupted``. Any thread."""
+        self._unheard = unheard
+        self._interrupted_s = until_s
+        if self._engine is not None and not self.forked():
             self._engine.wake()
         if self.lock.acquire(timeout=GRACE_S):
             try:
@@ -449,6 +472,9 @@ class Crew:
         if not reply.more:
             member.unanswered.pop(reply.number, None)
         if ticket is not None:
+            for parcel in reply.payloads:
+                assert isinstance(parcel, Parcel)
+                parcel.worker = worker
             if reply.failure is not None:
                 reply.failure = self._placed(reply.failure, worker, member)
             ticket.run.receive(ticket.unit, reply)
@@ -529,11 +555,11 @@ class Crew:
         log.info("worker %d (pid %s) %s", worker, event.pid, event.text)
         if self._deaths[place] > self._max_restarts:
             error = self._obituary(event, starting, blamed, self._deaths.pop(place))
-            for ticket in tickets if starting else tickets[:1]:
-                ticket.run.fail(ticket.unit, error)
-            tickets = [] if starting else tickets[1:]
             if blamed is None:
                 member.doomed = error
+            else:
+                self._condemn(worker, tickets if starting else tickets[:1], error, narrowed=not starting)
+            tickets = [] if starting else tickets[1:]
         for ticket in tickets:
             for unit in ticket.run.retry(ticket.unit):
                 self.submit(ticket.run, unit, worker)
@@ -567,6 +593,15 @@ class Crew:
         member.state = "absent"
         for ticket in self._take_unanswered(member):
             ticket.run.fail(ticket.unit, MpfeedError(event.text))
+
+    def _condemn(self, worker: int, tickets: list[_Ticket], error: WorkerDied, *, narrowed: bool) -> None:
+        """Fail units, or send others in their place that find where exactly the worker died."""
+        for ticket in tickets:
+            units = ticket.run.narrow(ticket.unit, error) if narrowed else []
+            if not units:
+                ticket.run.fail(ticket.unit, error)
+            for unit in units:
+                self.submit(ticket.run, unit, worker)
 
     def _obituary(self, event: Died, starting: bool, blamed: _Ticket | None, deaths: int) -> WorkerDied:
         doing = "while it started" if starting else "while it was idle"
@@ -605,18 +640,19 @@ class Crew:
         if self.trace is trace:
             self.trace = None
 
-    def _forked(self) -> bool:
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that the workers belong to."""
         return os.getpid() != self._pid
 
     def _check_process(self) -> None:
-        if self._forked():
+        if self.forked():
             raise MpfeedError(
                 "this feed was started in another process, of which this one is a fork: build a feed of its own here"
             )
 
     def close(self) -> None:
         """The close order of ``backends.base``. Idempotent; any thread; never raises because a worker is dead."""
-        if self._forked() or self._closed:
+        if self.forked() or self._closed:
             return
         self._closed = True  # step 1; before the lock, so that a driver that ends now sees it
         engine = self._engine
@@ -652,9 +688,11 @@ def _indent(text: str) -> str:
 
 def _advice(exit_code: int | None, max_restarts: int) -> str:
     if exit_code == -9:
+        memory = memory_words()
         return (
-            " SIGKILL is what the kernel sends when memory runs out: use fewer workers, a smaller batch or buffer, "
-            "or look for a leak (max_tasks_per_worker= replaces a worker that has one)"
+            f" SIGKILL is what the kernel sends when memory runs out{f' ({memory})' if memory else ''}: use fewer "
+            "workers, a smaller batch or buffer, or look for a leak (max_tasks_per_worker= replaces a worker that has "
+            "one)"
         )
     if exit_code in (-11, -7, -6, -4, -8):
         return " This is a crash in C code: its Python stack is on the worker's stderr"

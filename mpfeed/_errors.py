@@ -65,5 +65,9 @@ class SignatureError(MpfeedError):
     """An element cannot be a tensor, or differs from the declared or first element."""
 
 
+class ArenaFull(MpfeedError):
+    """``memory_limit`` leaves no room for a message; users see it as an MpfeedError."""
+
+
 class FeedClosed(MpfeedError):
     """The feed was closed; live iterators and datasets over it end with this error."""

@@ -81,6 +81,9 @@ class _CallRun:
     def starves(self, unit: _CallUnit) -> bool:
         return True
 
+    def narrow(self, unit: _CallUnit, error: MpfeedError) -> list[_CallUnit]:
+        return []
+
 
 class NumpyFunction:
     """A function of tensors that runs in worker processes or actors; made by ``numpy_function``.

@@ -18,6 +18,8 @@ from mpfeed._options import Options
 from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
 
 _NO_LIMIT = 1 << 30
+# A worker that dies loses less work than this on small samples, one a message: what took longer was sent early.
+_LOST_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +35,8 @@ class _Shard:
     ended: bool = False
     incarnation: int = 0  # of the worker that holds its iterator
     careful_until: int = 0  # a worker died on it: up to this position one sample a message, so that it is named
+    verdict: MpfeedError | None = None  # raised when so much work found no sample that is deadly once more
+    careful_s: float = 0.0
     queue: deque[Made] = field(default_factory=deque)
     rest: tuple[Any, ...] = ()
 
@@ -220,7 +224,17 @@ class GeneratorRun(BaseRun):
             shard.rest = reply.rest
         elif reply.end:
             made.error = None  # a failed shard repeats its failure to requests that were on their way
+        if shard.verdict is not None:
+            self._judge(shard, made, reply)
         self._keep(shard, made)
+
+    @staticmethod
+    def _judge(shard: _Shard, made: Made, reply: Reply) -> None:
+        """End a shard whose worker died where no other may, once what was lost with it has come again."""
+        shard.careful_s -= reply.busy_s
+        if reply.end or shard.careful_s <= 0 or shard.received >= shard.careful_until:
+            made.error = made.error or shard.verdict
+            shard.verdict, shard.ended = None, True
 
     def _keep(self, shard: _Shard, made: Made) -> None:
         if made.spent:
@@ -255,6 +269,15 @@ class GeneratorRun(BaseRun):
         if not isinstance(unit, CollateUnit):
             unit.shard.careful_until = unit.shard.received + MAX_ROWS
         return [unit]
+
+    def narrow(self, unit: Any, error: MpfeedError) -> list[Any]:
+        if isinstance(unit, CollateUnit) or self._batch_size is not None:
+            return []
+        shard = unit.shard
+        if shard.received < shard.careful_until or not self._ordered:
+            return []
+        shard.verdict, shard.careful_s = error, _LOST_S
+        return self.retry(unit)
 
     # --------------------------------------------------------------------------------------- delivering
 

@@ -2,59 +2,78 @@
 
 Python runs signal handlers in the main thread between two instructions of its own. While that thread is inside
 TensorFlow, waiting for a generator that runs in another thread, there are none, so Ctrl-C would be held back until
-the element arrives. The C-level handler, however, writes each signal to the wake-up descriptor at once: here it ends
-the wait of the other thread, TensorFlow returns, and Python raises the pending KeyboardInterrupt.
+the element arrives. The C-level handler, however, writes each signal to the wake-up descriptor at once: a thread
+that reads it ends the wait of the other thread, TensorFlow returns, and Python raises KeyboardInterrupt.
+
+TensorFlow then turns the end of the wait into an exception, by calls into Python. A KeyboardInterrupt raised in one
+of them would come out as a RuntimeError of pybind11's, so the handler puts it off until TensorFlow has returned.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import signal
 import sys
 import threading
 import time
 import weakref
+from types import FrameType
 from typing import Any
 
 from mpfeed._errors import MpfeedError
 
-# A main thread that has not moved for so long after SIGINT is held inside foreign code.
+# A main thread that has run no Python for so long after SIGINT is held inside foreign code.
 _HELD_S = 0.25
+# So long after KeyboardInterrupt was raised, what holds the main thread may be the way out.
+_UNWINDING_S = 5.0
 
 
 class Interrupted(MpfeedError):
-    """Ctrl-C came while an element was awaited; the main thread raises KeyboardInterrupt."""
+    """Ctrl-C came while an element was awaited; the main thread raises KeyboardInterrupt.
+
+    Attributes:
+        unheard: the main thread is inside TensorFlow and this is the only wait there is, or it is leaving the dataset:
+            KeyboardInterrupt takes the place of whatever comes of this.
+    """
+
+    def __init__(self, *, unheard: bool) -> None:
+        super().__init__("Ctrl-C came while an element was awaited")
+        self.unheard = unheard
 
 
 class _Wakeup:
-    """The wake-up descriptor of this process, installed from the main thread when it is free."""
+    """The wake-up descriptor of this process and the handler of SIGINT, installed when they are free."""
 
     def __init__(self) -> None:
         self._read = self._write = -1
         self._lock = threading.Lock()
         self._crews: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._thread: threading.Thread | None = None
+        self._ran = threading.Event()
+        # ctypes frees a callback with its object, and the interpreter may call it late.
+        self._note_run = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._main_runs)
+        # What the main thread was executing when waits were ended for it.
+        self.held: FrameType | None = None
 
     @property
     def installed(self) -> bool:
-        """Whether the descriptor is this library's."""
+        """Whether the descriptor was ever this library's."""
         return self._read >= 0
 
     def install(self) -> None:
-        """Take the descriptor, once; another user's (an event loop's) is left alone."""
-        if self._read >= 0 or threading.current_thread() is not threading.main_thread():
+        """Take the descriptor and the handler; others' (an event loop's, the user's own) are left alone."""
+        if threading.current_thread() is not threading.main_thread():
             return
-        read, write = os.pipe()
-        os.set_blocking(write, False)
-        other = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        if other != -1:
+        if not self.installed:
+            self._read, self._write = os.pipe()
+            os.set_blocking(self._write, False)
+            threading.Thread(target=self._listen, name="mpfeed-signals", daemon=True).start()
+        other = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if other not in (-1, self._write):
             signal.set_wakeup_fd(other)
-            os.close(read)
-            os.close(write)
-            return
-        self._read, self._write = read, write
-        self._thread = threading.Thread(target=self._listen, name="mpfeed-signals", daemon=True)
-        self._thread.start()
+        elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _raise_when_tensorflow_returned)
 
     def watch(self, crew: Any) -> None:
         """Interrupt this crew's waits."""
@@ -64,31 +83,96 @@ class _Wakeup:
     def _listen(self) -> None:
         while data := os.read(self._read, 64):
             # Another handler than Python's own may mean to go on.
-            ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-            if ours and signal.SIGINT in data and _main_is_held():
-                with self._lock:
-                    crews = list(self._crews)
-                for crew in crews:
-                    crew.interrupt()
+            if signal.SIGINT in data and signal.getsignal(signal.SIGINT) in _RAISING:
+                self._until_handled()
+                self._while_unwinding()
+
+    def _until_handled(self) -> None:
+        """End waits until the main thread has come to its handler; the one it is held by may only be about to begin."""
+        while not self._main_is_free():
+            frame = _main_frame()
+            if signal.getsignal(signal.SIGINT) is _raise_when_tensorflow_returned:  # which lets go of it
+                self.held = frame
+            unheard = _in_tensorflow(frame) and len(self._all_waits()) == 1
+            for crew in self._all_crews():
+                crew.interrupt(time.monotonic(), unheard=unheard)
+
+    def _while_unwinding(self) -> None:
+        """End waits where the main thread is held once more: leaving a dataset waits for its generator."""
+        handled = time.monotonic()
+        while time.monotonic() < handled + _UNWINDING_S:
+            free = self._main_is_free()
+            if select.select([self._read], [], [], _HELD_S if free else 0)[0]:
+                return  # the next Ctrl-C
+            if free:
+                continue
+            waits = self._all_waits()
+            reads_on = _in_tensorflow(_main_frame())  # what is being left is in the hands of other code
+            until = handled if reads_on else time.monotonic()
+            unheard = not reads_on and len(waits) == 1 and waits[0] <= handled + _HELD_S
+            for crew in self._all_crews():
+                crew.interrupt(until, unheard=unheard)
+
+    def _all_waits(self) -> list[float]:
+        return [start for crew in self._all_crews() for start in list(crew.waits)]
+
+    def _all_crews(self) -> list[Any]:
+        with self._lock:
+            return list(self._crews)
+
+    def _main_is_free(self) -> bool:
+        """Whether the main thread runs Python: it takes a call where it could have run a handler, and after it."""
+        self._ran.clear()
+        ctypes.pythonapi.Py_AddPendingCall(self._note_run, None)
+        return self._ran.wait(_HELD_S)
+
+    def _main_runs(self, _: Any) -> int:
+        self._ran.set()
+        return 0
 
 
-def _main_is_held() -> bool:
-    """Whether the main thread stays at one instruction: a handler that could run would have moved it."""
-    before = _main_place()
-    deadline = time.monotonic() + _HELD_S
-    while time.monotonic() < deadline:
-        time.sleep(_HELD_S / 10)
-        if _main_place() != before:
-            return False
-    return True
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
-def _main_place() -> tuple[int, int] | None:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return None if frame is None else (id(frame), frame.f_lasti)
+def _in_tensorflow(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_globals.get("__name__", "").startswith("tensorflow.")
+
+
+def _raise_when_tensorflow_returned(number: int, frame: FrameType | None) -> None:
+    """Python's own handler of SIGINT, but for frames in which the exception would be lost.
+
+    These are calls that foreign code makes on its way back to the held frame, and ``__del__``, which ignores it.
+    """
+    held, _wakeup.held = _wakeup.held, None
+    target, inner = None, frame
+    while inner is not None:
+        if inner is held and inner is not frame:
+            target = inner
+        if inner.f_code.co_name == "__del__":
+            target = inner.f_back
+        inner = inner.f_back
+    if target is None:
+        signal.default_int_handler(number, frame)
+    else:
+        _raise_in(target)
+
+
+def _raise_in(target: FrameType) -> None:
+    """Raise KeyboardInterrupt as soon as this frame goes on: a trace function may raise where no handler runs."""
+    trace = sys.gettrace()
+
+    def on_return(frame: FrameType, event: str, argument: Any) -> None:
+        target.f_trace = None
+        sys.settrace(trace)
+        raise KeyboardInterrupt from None
+
+    target.f_trace = on_return
+    sys.settrace(lambda *_: None)
 
 
 _wakeup = _Wakeup()
+_RAISING = (signal.default_int_handler, _raise_when_tensorflow_returned)
 
 
 def install() -> None:

@@ -164,6 +164,8 @@ class FeedIterator(Iterator[Any]):
         self._ended = True
         self._span, self._arrays = None, []
         self._finalizer.detach()
+        if self._run.crew.forked():
+            return  # a thread of the parent's may have held the lock
         with self._run.crew.lock:
             self._run.close()
 

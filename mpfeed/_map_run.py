@@ -316,6 +316,16 @@ class MapRun(BaseRun):
             return [unit]
         return self._singles(unit)
 
+    def narrow(self, unit: Any, error: MpfeedError) -> list[Any]:
+        if not self._ordered or isinstance(unit, CollateUnit) or unit.done == len(unit.indices):
+            return []
+        units = self.retry(unit)
+        if units == [unit]:
+            return []
+        after = self._pending.index(units[-1]) + 1
+        self._pending.insert(after, _ItemsUnit((), (), None, made=Made(error=error)))
+        return units
+
     def _singles(self, unit: _ItemsUnit) -> list[_ItemsUnit]:
         """One unit for each item that has not come, so that those before a deadly one arrive and it is named."""
         values = loads(unit.items)

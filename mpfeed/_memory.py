@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
+from pathlib import Path
 
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+from mpfeed._cgroup import folders, number, text
+
+# Of version 2 of control groups, and version 1: limit, use, and the file that counts kills.
+_FILES = (
+    ("memory.max", "memory.current", "memory.events"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"),
 )
 
 
@@ -20,18 +24,45 @@ class Memory:
 
 
 def usable_memory() -> Memory | None:
-    """The machine's memory, or what the cgroup leaves of it; None where the kernel does not say."""
+    """The machine's memory, or what its control group leaves of it; None where the kernel does not say."""
+    machine = _machine()
+    group = _group(machine.total) if machine is not None else None
+    if machine is None or group is None:
+        return machine
+    limit, usage, _ = group
+    return Memory(limit, max(0, min(machine.available, limit - usage)))
+
+
+def memory_words() -> str:
+    """Memory in use and its limit: of the control group that limits this process, else of the machine; or ""."""
+    machine = _machine()
+    if machine is None:
+        return ""
+    if (group := _group(machine.total)) is not None:
+        limit, usage, kills = group
+        killed = f", and the kernel has killed {kills} processes there for want of memory" if kills else ""
+        return f"its control group uses {_gib(usage)} of {_gib(limit)}{killed}"
+    return f"{_gib(machine.available)} of the machine's {_gib(machine.total)} are available"
+
+
+def _machine() -> Memory | None:
     try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
+        lines = dict(line.split(":", 1) for line in text(Path("/proc/meminfo")).splitlines())
         total, available = (int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):
+    except (KeyError, ValueError):
         return None
-    for limit_file, usage_file in _CGROUPS:
-        limit, usage = _number(limit_file), _number(usage_file)
-        if limit is not None and usage is not None and limit < total:
-            return Memory(limit, max(0, min(available, limit - usage)))
     return Memory(total, available)
+
+
+def _group(total: int) -> tuple[int, int, str] | None:
+    """(limit, use, processes killed) of the nearest control group that limits memory to less than the machine has."""
+    for folder in folders("memory"):
+        for limit_name, usage_name, kills_name in _FILES:
+            limit, usage = number(folder / limit_name), number(folder / usage_name)
+            if limit is not None and usage is not None and limit < total:
+                counts = dict(line.split(" ", 1) for line in text(folder / kills_name).splitlines())
+                return limit, usage, counts.get("oom_kill", "")
+    return None
 
 
 def resident_bytes(pid: int) -> int:
@@ -44,9 +75,5 @@ def resident_bytes(pid: int) -> int:
         return 0
 
 
-def _number(path: str) -> int | None:
-    try:
-        with open(path) as file:
-            return int(file.read())
-    except (OSError, ValueError):  # there is no such group, or it says "max"
-        return None
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"

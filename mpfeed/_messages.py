@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpfeed._effort import Effort
+from mpfeed._errors import MpfeedError
 from mpfeed._layout import Array, Layout, Payload
 
 CONTINUE = -1
@@ -97,7 +98,7 @@ class Failure:
         text: its message.
         traceback: formatted in the worker, the user's frames only.
         pickled: the exception itself, where it survives a round trip; b"" elsewhere.
-        signature: it is mpfeed's own SignatureError about an element.
+        own: the class of mpfeed's own error about an element; None for the user's exceptions.
         where: what was being made ("item 5", "element 3 of shard 1", "worker_init").
     """
 
@@ -105,7 +106,7 @@ class Failure:
     text: str
     traceback: str
     pickled: bytes
-    signature: bool
+    own: type[MpfeedError] | None
     where: str
     shard: int | None = None
     index: int | None = None
@@ -117,7 +118,7 @@ class Failure:
     def __reduce__(self) -> tuple[Any, ...]:
         # `original` is the exception object itself, for the in-process backend only.
         return Failure, (
-            self.kind, self.text, self.traceback, self.pickled, self.signature, self.where,
+            self.kind, self.text, self.traceback, self.pickled, self.own, self.where,
             self.shard, self.index, self.worker, self.pid, self.node,
         )  # fmt: skip
 
@@ -133,6 +134,7 @@ class Parcel:
         nbytes: bytes of its regions.
         crowded: its backend lends more memory than it should: hand out a copy.
         ready_s: when its worker had made it, by this process's ``time.perf_counter``; 0 where nobody knows.
+        worker: who made it, or None for one made of several.
     """
 
     layout: Layout
@@ -142,6 +144,7 @@ class Parcel:
     nbytes: int
     crowded: Any = None
     ready_s: float = 0.0
+    worker: int | None = None
 
 
 @dataclass(slots=True)

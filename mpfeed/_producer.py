@@ -11,7 +11,7 @@ from typing import Any
 from mpfeed import _context, _seed
 from mpfeed._collating import CHUNK_S, MAX_ROWS, Batch, Chunk, EarlySender, packed
 from mpfeed._effort import Meter
-from mpfeed._errors import SignatureError
+from mpfeed._errors import ArenaFull, SignatureError
 from mpfeed._layout import Allocator
 from mpfeed._messages import CONTINUE, Call, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
 from mpfeed._serialize import failure_of, freeze, loads
@@ -340,7 +340,7 @@ class Producer:
     def _skips(self, error: BaseException) -> bool:
         source = self._work.source
         skip = isinstance(source, MapSource) and source.skip_errors
-        return skip and isinstance(error, Exception) and not isinstance(error, SignatureError)
+        return skip and isinstance(error, Exception) and not isinstance(error, (SignatureError, ArenaFull))
 
     # ------------------------------------------------------------------- raw samples, and single calls
 

@@ -73,9 +73,14 @@ class LegacyRandom:
     def borrowed(self) -> Iterator[None]:
         """Within, they are mpfeed's; afterwards the caller's again."""
         state = self.state()
+        finder = _Cv2Finder(lambda _: self.seed_cv2())
+        if "cv2" not in sys.modules:
+            sys.meta_path.insert(0, finder)
         try:
             yield
         finally:
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
             self.restore(state)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 
-from mpfeed._errors import MpfeedError, SignatureError, WorkerError
+from mpfeed._errors import ArenaFull, MpfeedError, SignatureError, WorkerError
 from mpfeed._messages import Failure
 from mpfeed._source import name_of
 
@@ -155,8 +155,8 @@ def failure_of(
     error: BaseException, where: str, *, remote: bool, shard: int | None = None, index: int | None = None
 ) -> Failure:
     """An exception of the user's code, ready to travel; whatever it is, this does not raise."""
-    if isinstance(error, SignatureError):
-        return Failure("SignatureError", str(error), "", b"", True, where, shard, index)
+    if isinstance(error, (SignatureError, ArenaFull)):
+        return Failure(type(error).__name__, str(error), "", b"", type(error), where, shard, index)
     try:
         text = str(error)
     except Exception as second:
@@ -167,7 +167,7 @@ def failure_of(
         text=text,
         traceback="".join(lines),
         pickled=_pickled(error) if remote else b"",
-        signature=False,
+        own=None,
         where=where,
         shard=shard,
         index=index,
@@ -207,8 +207,9 @@ def error_of(failure: Failure) -> MpfeedError:
     if isinstance(failure.original, MpfeedError) and getattr(failure.original, "mpfeed_as_is", False):
         return failure.original  # a part of a shared split passes on what the whole feed raised
     who = _who(failure)
-    if failure.signature:
-        return SignatureError(f"{failure.where}: {failure.text}" if failure.where else failure.text)
+    if failure.own is not None:
+        by = "" if failure.worker is None else f" in worker {failure.worker}"
+        return failure.own(f"{failure.where}{by}: {failure.text}")
     message = f"{failure.kind}: {failure.text}\n  while making {failure.where} in {who}\n{_indent(failure.traceback)}"
     error = WorkerError(message.rstrip(), worker=failure.worker, shard=failure.shard, index=failure.index)
     error.__cause__ = _revived(failure)

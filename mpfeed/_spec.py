@@ -48,6 +48,9 @@ def _tf_text(spec: LeafSpec) -> str:
     return f"tf.TensorSpec(shape={spec.shape}, dtype=tf.{name})"
 
 
+_Which = tuple[int, int | None]  # number of an element, and the worker that made it
+
+
 class _Text(str):
     """A leaf that prints as itself."""
 
@@ -131,7 +134,7 @@ class Signature:
             if not spec.admits(shape):
                 raise self._problem(
                     i,
-                    number,
+                    (number, parcel.worker),
                     f"shape {shape}",
                     f"shape {spec.shape}",
                     LeafSpec(spec.merged(shape), spec.dtype),
@@ -139,26 +142,27 @@ class Signature:
             if leaf.dtype != spec.dtype:
                 as_is = False
                 if not castable(array, spec.dtype, leaf.weak):
-                    raise self._wrong_dtype(i, leaf, array, number)
+                    raise self._wrong_dtype(i, leaf, array, (number, parcel.worker))
         return as_is
 
-    def _wrong_dtype(self, i: int, leaf: Leaf, array: Array, number: int) -> SignatureError:
+    def _wrong_dtype(self, i: int, leaf: Leaf, array: Array, which: _Which) -> SignatureError:
         spec = self.leaves[i]
         got = "text" if leaf.dtype == object else str(leaf.dtype)
         if leaf.weak and spec.dtype != object:
             odd = next((v for v in array.ravel() if not fits(np.asarray(v), spec.dtype)), None)
             got = got if odd is None else f"the Python number {odd!s}"
         want = "text" if spec.dtype == object else str(spec.dtype)
-        return self._problem(i, number, got, want, LeafSpec(spec.shape, leaf.dtype))
+        return self._problem(i, which, got, want, LeafSpec(spec.shape, leaf.dtype))
 
-    def _problem(self, i: int, number: int, got: str, want: str, wider: LeafSpec) -> SignatureError:
+    def _problem(self, i: int, which: _Which, got: str, want: str, wider: LeafSpec) -> SignatureError:
         specs = [*self.leaves]
         specs[i] = wider
         accepting = self.treespec.unflatten([_Text(_tf_text(spec)) for spec in specs])
         source = "output_signature says" if self.declared else "the first element had"
+        number, worker = which
         return SignatureError(
-            f"element {number}: leaf {paths(self.treespec)[i]} has {got} where {source} {want}. Nothing is cast "
-            f"silently: change the source, or accept it with dataset(output_signature={accepting!r})"
+            f"element {number}: leaf {paths(self.treespec)[i]} has {got} where {source} {want}{_by(worker)}. Nothing "
+            f"is cast silently: change the source, or accept it with dataset(output_signature={accepting!r})"
         )
 
     def _refuse_structure(self, parcel: Parcel, number: int) -> None:
@@ -172,7 +176,7 @@ class Signature:
         )
         raise SignatureError(
             f"element {number}: its structure is {parcel.layout.treespec} where {self.treespec} is expected"
-            f"{' (' + changes + ')' if changes else ''}. Every element must have the same structure"
+            f"{' (' + changes + ')' if changes else ''}{_by(parcel.worker)}. Every element must have the same structure"
         )
 
     @staticmethod
@@ -182,6 +186,10 @@ class Signature:
         made = array.astype(spec.dtype)
         made.flags.writeable = False
         return made
+
+
+def _by(worker: int | None) -> str:
+    return "" if worker is None else f" (made by worker {worker})"
 
 
 def _same_but_lists(one: Treespec, other: Treespec) -> bool:

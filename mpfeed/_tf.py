@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -98,6 +99,10 @@ def _elements(reference: weakref.ref[Feed]) -> Callable[[], Iterator[Any]]:
                         element = next(iterator)
                 except StopIteration:
                     return
+                except (FeedClosed, _interrupts.Interrupted) as error:
+                    if _unheard(error):
+                        return
+                    raise
                 yield _for_tf(element)
                 del element
         finally:
@@ -117,12 +122,23 @@ def _chunks(reference: weakref.ref[Feed], signature: Signature) -> Callable[[], 
                         arrays, _ = iterator.next_chunk()
                 except StopIteration:
                     return
+                except (FeedClosed, _interrupts.Interrupted) as error:
+                    if _unheard(error):
+                        return
+                    raise
                 yield _for_tf(structure.unflatten(arrays))
                 del arrays
         finally:
             iterator.close()
 
     return chunks
+
+
+def _unheard(error: Exception) -> bool:
+    """Whether nobody takes what comes after this error, so that TensorFlow need not print it with its traceback."""
+    if isinstance(error, _interrupts.Interrupted):
+        return error.unheard
+    return not threading.main_thread().is_alive()  # the interpreter is ending
 
 
 def _for_tf(element: Any) -> Any:

@@ -29,7 +29,7 @@ def children(pid: int | None = None) -> dict[int, str]:
         for child in psutil.Process(pid).children():
             words = _words(child)
             if words and any("/ray/" in word for word in words[:4]):
-                found.update({p: w for p, w in _all_below(child).items() if w.startswith("ray::_Actor")})
+                found.update({p: w for p, w in _all_below(child).items() if w.startswith("ray::Actor")})
             elif not words or not words[0].startswith("ray::"):
                 found[child.pid] = " ".join(words)[:200] or "a zombie"
                 found.update(children(child.pid))

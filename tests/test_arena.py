@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mpfeed.transport.arena import TABLE_BYTES, ArenaFull, Reader, Slot, Writer, create_file
+from mpfeed._errors import ArenaFull
+from mpfeed.transport.arena import TABLE_BYTES, Reader, Slot, Writer, create_file
 
 PAGE = 4096
 LIMIT = 24 * PAGE

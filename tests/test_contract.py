@@ -335,7 +335,7 @@ def test_what_is_refused_is_named_in_the_same_words_on_every_backend(backend: st
 
 
 def test_the_first_element_is_refused_too_and_named(backend: str, keep: Keep) -> None:
-    with pytest.raises(mpfeed.SignatureError, match=r"item 0: leaf \['x'\] is None"):
+    with pytest.raises(mpfeed.SignatureError, match=r"item 0 in worker 0: leaf \['x'\] is None"):
         next(iter(keep(mpfeed.from_map(lambda i: {"x": None}, range(2), **on(backend)))))
 
 

@@ -23,7 +23,7 @@ from mpfeed._options import BackendName
 
 COUNT = 6
 # Where it happens: the number of the element, or None for before all of them.
-PLACES: dict[str, int | None] = {"worker_init": None, "first": 0, "middle": 3, "last": COUNT - 1}
+PLACES: dict[str, int | None] = {"worker_init": None, "first": 0, "middle": 3, "last": COUNT - 1, "after": COUNT}
 TIMEOUT_S = {"process": 3.0, "ray": 12.0}
 
 
@@ -164,13 +164,13 @@ FAULTS: dict[str, Fault] = {
     "sys.exit": Fault(_sys_exit, mpfeed.WorkerError, ("SystemExit: 5",), SystemExit),
     "exit 0": Fault(_exit(0), mpfeed.WorkerDied, ("exit code 0",), dies=True, exit_code=0),
     "exit 7": Fault(_exit(7), mpfeed.WorkerDied, ("exit code 7",), dies=True, exit_code=7),
-    "SIGKILL": Fault(_signal(signal.SIGKILL), mpfeed.WorkerDied, ("SIGKILL", "memory"), dies=True, exit_code=-9),
+    "SIGKILL": Fault(_signal(signal.SIGKILL), mpfeed.WorkerDied, ("SIGKILL", "memory", "GiB"), dies=True, exit_code=-9),
     "SIGSEGV": Fault(_signal(signal.SIGSEGV), mpfeed.WorkerDied, ("SIGSEGV", "C code"), dies=True, exit_code=-11),
     "SIGSTOP": Fault(_signal(signal.SIGSTOP), mpfeed.FeedTimeout, ("stopped by a signal",), hangs=True),
     "endless loop": Fault(_loop, mpfeed.FeedTimeout, ("spins_for_ever",), hangs=True),
     "endless sleep": Fault(_sleep, mpfeed.FeedTimeout, ("waits_for_godot",), hangs=True),
-    "ragged": Fault(_ragged, mpfeed.SignatureError, ("['n']",), element=True),
-    "none": Fault(_nothing, mpfeed.SignatureError, ("leaf ['n'] is None",), element=True),
+    "ragged": Fault(_ragged, mpfeed.SignatureError, ("['n']", "in worker 0"), element=True),
+    "none": Fault(_nothing, mpfeed.SignatureError, ("leaf ['n'] is None", "in worker 0"), element=True),
 }
 
 # What takes more than about 5 s (hangs take their timeout, and Ray starts an actor twice) is left to `-m long`.
@@ -207,14 +207,15 @@ def misbehaving(fault: Fault, place: int | None, tally: Tally) -> tuple[Callable
             act()
 
     def source(shard: Shard) -> Iterator[Any]:
-        for i in range(COUNT):
+        for i in range(COUNT + 1):
             if i == place:
                 notes.note("tried")
                 bad = act()
                 if bad is not None:
                     yield bad
                     return
-            yield {"n": np.int64(i)}
+            if i < COUNT:
+                yield {"n": np.int64(i)}
 
     return source, init
 
@@ -306,6 +307,108 @@ def test_deaths_are_counted_by_place_so_many_places_may_die_once_each(tally: Tal
     assert sorted(map(int, tally.lines())) == [1, 4, 7, 10]
 
 
+@pytest.mark.parametrize("at", [0, 5, 300])
+@pytest.mark.parametrize("make", ["map", "generator"])
+def test_without_restarts_what_came_before_a_deadly_element_is_delivered_and_it_is_named(make: str, at: int) -> None:
+    def deadly(i: int) -> np.int64:
+        if i == at:
+            os._exit(7)
+        return np.int64(i)
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        yield from map(deadly, shard.of(range(400)))
+
+    options: Any = {"workers": 1, "backend": "process", "max_restarts": 0}
+    with (
+        mpfeed.from_map(deadly, range(400), **options)
+        if make == "map"
+        else mpfeed.from_generator(source, shards=1, **options) as feed
+    ):
+        got, error = drain(feed)
+    assert numbers(got) == list(range(at))
+    assert type(error) is mpfeed.WorkerDied
+    assert f"{'item' if make == 'map' else 'element'} {at} " in str(error)
+    assert "exit code 7" in str(error)
+
+
+@pytest.mark.parametrize("make", ["map", "generator"])
+def test_without_restarts_a_death_that_does_not_come_again_is_an_error_all_the_same(make: str, tally: Tally) -> None:
+    notes = Tally(tally.path)
+
+    def once(i: int) -> np.int64:
+        if i == 5 and not notes.lines():
+            notes.note("died")
+            os._exit(7)
+        return np.int64(i)
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        yield from map(once, shard.of(range(50)))
+
+    options: Any = {"workers": 1, "backend": "process", "max_restarts": 0}
+    with (
+        mpfeed.from_map(once, range(50), **options)
+        if make == "map"
+        else mpfeed.from_generator(source, shards=1, **options) as feed
+    ):
+        got, error = drain(feed)
+    assert type(error) is mpfeed.WorkerDied
+    assert numbers(got) == list(range(len(got)))
+
+
+def test_held_batches_that_leave_no_room_for_a_larger_one_are_no_deadlock() -> None:
+    def sized(i: int) -> Any:
+        return np.full(600_000 if i % 10 == 9 else 100_000, i, np.uint8)
+
+    limited = mpfeed.Process(memory_limit=1_000_000)
+    with mpfeed.from_map(sized, range(30), workers=1, backend=limited, timeout=60) as feed:
+        held = list(feed)
+    assert [(int(array[0]), int(array[-1]), array.shape) for array in held] == [
+        (i, i, sized(i).shape) for i in range(30)
+    ]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_element_larger_than_the_memory_limit_is_mpfeeds_own_error(on_error: Any) -> None:
+    def sized(i: int) -> Any:
+        return np.zeros(2_000_000 if i == 3 else 1000, np.uint8)
+
+    limited = mpfeed.Process(memory_limit=1_000_000)
+    with mpfeed.from_map(sized, range(6), workers=1, backend=limited, on_error=on_error) as feed:
+        got, error = drain(feed)
+    assert len(got) == 3
+    assert isinstance(error, mpfeed.MpfeedError)
+    assert not isinstance(error, mpfeed.WorkerError)
+    assert "item 3 in worker 0" in str(error)
+    assert "2,000,000 bytes" in str(error)
+    assert "1,000,000 bytes" in str(error)
+
+
+def test_a_source_that_is_the_first_to_import_opencv_draws_the_same_everywhere(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import sys
+import numpy as np
+import mpfeed
+
+def drawn(i):
+    import cv2
+    return cv2.randu(np.zeros(4, np.int32), 0, 1 << 30)
+
+assert "cv2" not in sys.modules
+for backend in ("inprocess", "process"):
+    with mpfeed.from_map(drawn, range(3), workers=1, backend=backend, seed=3) as feed:
+        print([element.tolist() for element in feed])
+print([finder for finder in sys.meta_path if "Cv2" in type(finder).__name__])
+"""
+    )
+    pytest.importorskip("cv2")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True)
+    here, there, finders = done.stdout.splitlines()
+    assert here == there
+    assert finders == "[]"
+
+
 def test_a_worker_killed_while_it_is_idle_is_replaced(tally: Tally) -> None:
     def pid(i: int) -> int:
         return os.getpid()
@@ -394,6 +497,7 @@ def test_an_element_unlike_the_declared_signature_is_refused_there(place: int) -
     assert numbers(got, "n") == list(range(place))
     assert type(error) is mpfeed.SignatureError
     assert f"element {place}: leaf ['n'] has shape (2, 2)" in str(error)
+    assert "(made by worker 0)" in str(error)
 
 
 def test_an_exception_class_of_the_main_module_comes_back_as_itself(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import select
@@ -22,13 +23,15 @@ from mpfeed.backends import spawn
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
 from mpfeed.backends.environment import worker_environment
 from mpfeed.backends.worker import NeedRoom, Room, Start, resolve_layout, stack_signal
-from mpfeed.transport.arena import Reader, create_file
+from mpfeed.transport.arena import Reader, Slot, create_file
 from mpfeed.transport.channel import DriverChannel
 
 # Batches of one worker that a consumer may hold in place; beyond it gets copies (DESIGN: cache() holds all of them,
 # shuffle(20) 22), so that what it keeps is ordinary memory.
 LEASES_PER_WORKER = 64
 _DUMP_S = 1.0
+# A consumer that has waited so long for a worker that waits for room will not make any.
+_ROOM_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +95,28 @@ class _Member:
 
     def __init__(self, worker: int, plan: Plan, backend: Process) -> None:
         self.worker = worker
-        self.reader: Reader | None = None
         self.layouts: list[Any] = []
         self.joined = False
         self.wanted = select.POLLIN
         self.returns_told = 0
+        self.starves = False  # it waits for room
+        self.tight = False  # it did in vain, so that the consumer gets copies from now on
         self.heard = False  # its end was explained: Unfit was reported
-        arena, length = create_file() if backend.transport == "shared_memory" else (-1, 0)
-        self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
-        mine, theirs = spawn.socket_pair()
-        try:
-            arguments = {
-                "channel": theirs.fileno(),
-                "arena": arena,
-                "length": length,
-                "stacks": self.stacks_fd,
-            }
-            fds = tuple(fd for fd in (theirs.fileno(), arena, self.stacks_fd) if fd >= 0)
-            self.child = spawn.Child(arguments, fds, worker_environment(plan.threads_per_worker))
-            if arena >= 0:
-                self.reader = Reader(arena, length)
-        except BaseException:
-            mine.close()
-            raise
-        finally:
-            theirs.close()
-            for fd in (arena, self.stacks_fd):
-                if fd >= 0:
-                    os.close(fd)
+        with contextlib.ExitStack() as theirs:  # the worker's alone once it is started
+            arena, length = create_file() if backend.transport == "shared_memory" else (-1, 0)
+            theirs.callback(_close, arena)
+            self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
+            theirs.callback(_close, self.stacks_fd)
+            mine, channel = spawn.socket_pair()
+            theirs.callback(channel.close)
+            arguments = {"channel": channel.fileno(), "arena": arena, "length": length, "stacks": self.stacks_fd}
+            fds = tuple(fd for fd in (channel.fileno(), arena, self.stacks_fd) if fd >= 0)
+            try:
+                self.child = spawn.Child(arguments, fds, worker_environment(plan.threads_per_worker))
+                self.reader: Reader | None = Reader(arena, length) if arena >= 0 else None
+            except BaseException:
+                mine.close()
+                raise
         self.channel = DriverChannel(mine)
         limit = backend.memory_limit and max(1, backend.memory_limit // plan.workers)
         self.limit = limit
@@ -132,11 +129,11 @@ class _Member:
             return False
         if self.limit is not None and self.reader.lent_bytes + parcel.nbytes > self.limit:
             return True
-        return self.reader.lent > LEASES_PER_WORKER
+        return self.tight or self.reader.lent > LEASES_PER_WORKER
 
     def resolve(self, name: Any) -> Any:
         """The bytes of a region."""
-        return name if self.reader is None else self.reader.lend(name)
+        return self.reader.lend(name) if self.reader is not None and isinstance(name, Slot) else name
 
     def state(self) -> str:
         """The kernel's word for what the process does, for one whose Python cannot answer."""
@@ -176,12 +173,16 @@ class _Engine:
         self._poll.register(self._woken_read, select.POLLIN)
         self._events: deque[Event] = deque()
         self._roomy: deque[_Member] = deque()
+        self._starved: list[_Member] = []
         self._ready: list[tuple[int, int]] = []
 
     # ------------------------------------------------------------------------------------ workers
 
     def start_worker(self, worker: int) -> None:
-        member = _Member(worker, self._plan, self._backend)
+        try:
+            member = _Member(worker, self._plan, self._backend)
+        except OSError as error:
+            raise MpfeedError(_why_none(worker, error)) from error
         self._members[worker] = member
         for fd in (member.channel.fileno(), member.child.sentinel):
             if fd >= 0:
@@ -220,10 +221,20 @@ class _Engine:
     # ------------------------------------------------------------------------------------- events
 
     def wait(self, timeout_s: float | None) -> None:
-        self._ready += self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+        starving = [member for member in list(self._members.values()) if member.starves]
+        if starving:
+            timeout_s = _ROOM_S if timeout_s is None else min(timeout_s, _ROOM_S)
+        begun = time.monotonic()
+        ready = self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
+        if starving and not ready and time.monotonic() - begun >= _ROOM_S:
+            self._starved += starving
+        self._ready += ready
 
     def events(self) -> list[Event]:
         ready, self._ready = self._ready, []
+        starved, self._starved = self._starved, []
+        for starving in starved:
+            self._give_room(starving, none=True)
         touched: dict[int, tuple[_Member, bool]] = {}
         for fd, _ in ready:
             if fd == self._woken_read:
@@ -244,10 +255,15 @@ class _Engine:
     def _woken(self) -> None:
         _drain(self._woken_read)
         while self._roomy:
-            member = self._roomy.popleft()
-            if self._members.get(member.worker) is member:
-                member.returns_told = member.reader.returns if member.reader is not None else 0
-                self._send(member, Room())
+            self._give_room(self._roomy.popleft(), none=False)
+
+    def _give_room(self, member: _Member, *, none: bool) -> None:
+        reader = member.reader
+        if self._members.get(member.worker) is member and member.starves and reader is not None:
+            member.starves, reader.returned = False, None
+            member.returns_told = reader.returns
+            member.tight |= none
+            self._send(member, Room(none))
 
     def _hear(self, member: _Member, ended: bool) -> None:
         """Everything a worker has to say: first its replies to the last, then its end."""
@@ -287,6 +303,7 @@ class _Engine:
         """Tell a worker that waits for room as soon as a slot comes back."""
         reader = member.reader
         assert reader is not None
+        member.starves = True
 
         def returned() -> None:
             reader.returned = None
@@ -340,6 +357,18 @@ class _Engine:
             os.close(read)
             if write != read:
                 os.close(write)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+def _why_none(worker: int, error: OSError) -> str:
+    text = f"worker {worker} could not be started: {error}"
+    if error.errno == errno.EMFILE:
+        text += ". Each worker takes 3 descriptors of this process: raise `ulimit -n` or use fewer workers"
+    return text
 
 
 def _wake_pipe() -> tuple[int, int]:

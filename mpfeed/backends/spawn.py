@@ -20,8 +20,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from mpfeed._errors import MpfeedError
-
 # The caller's sys.path must hold before mpfeed itself is imported.
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
@@ -74,7 +72,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Child:
-    """A worker process and the ways to see and cause its end."""
+    """A worker process and the ways to see and cause its end; OSError where it cannot be started."""
 
     def __init__(self, arguments: dict[str, Any], fds: tuple[int, ...], environment: dict[str, str]) -> None:
         command = [
@@ -85,17 +83,17 @@ class Child:
             json.dumps([os.fspath(entry) for entry in sys.path]),
             json.dumps({**arguments, "parent": os.getpid()}),
         ]
-        try:
-            # Its own process group: Ctrl-C reaches the driver alone, and what the worker starts ends with it.
-            self._process: subprocess.Popen[bytes] = _spawner.call(
-                lambda: subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, pass_fds=fds, process_group=0
-                )
-            )
-        except OSError as error:
-            raise MpfeedError(f"a worker process could not be started ({sys.executable}): {error}") from error
+        # Its own process group: Ctrl-C reaches the driver alone, and what the worker starts ends with it.
+        self._process: subprocess.Popen[bytes] = _spawner.call(
+            lambda: subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=fds, process_group=0)
+        )
         self.pid = self._process.pid
-        self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        try:
+            self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        except OSError:
+            self._pidfd = -1
+            end_all([self], 0)
+            raise
 
     @property
     def sentinel(self) -> int:

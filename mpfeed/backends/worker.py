@@ -46,7 +46,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Driver to worker: a slot came back while it was waiting for room."""
+    """Driver to worker: a slot came back while it was waiting for room, or ``none`` will: the consumer holds them."""
+
+    none: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class _Loop:
         self._socket = arguments["channel"]
         self._inbox: deque[Request | Drop] = deque()
         self._dropped: set[int] = set()
-        self._room = False
+        self._rooms: deque[Room] = deque()
         self._ended = False
         self._sending = threading.RLock()
         self._layouts: dict[Any, int] = {}
@@ -197,20 +199,21 @@ class _Loop:
             return
         message = pickle.loads(frame)
         if isinstance(message, Room):
-            self._room = True
+            self._rooms.append(message)
             return
         if isinstance(message, Drop):
             self._dropped.add(message.run)
         self._inbox.append(message)
 
-    def _wait_for_room(self) -> None:
-        self._room = False
+    def _wait_for_room(self) -> bool:
+        self._rooms.clear()
         with self._sending:
             self._send(NeedRoom())
-        while not self._room:
+        while not self._rooms:
             self._receive()
             if self._ended:
                 os._exit(0)
+        return self._rooms.popleft().none
 
     def _reply(self, reply: Reply) -> None:
         with self._sending:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mpfeed import _span
-from mpfeed._errors import MpfeedError
+from mpfeed._errors import ArenaFull, MpfeedError
 from mpfeed._layout import Array, Bytes, heap
 
 TABLE_BYTES = 1 << 16  # one byte a slot: 1 lent, 0 free
@@ -77,10 +77,6 @@ class Slot:
         return Slot, (self.number, self.offset, self.nbytes)
 
 
-class ArenaFull(MpfeedError):
-    """The memory limit leaves no room for a message."""
-
-
 class Writer:
     """The worker's side: allocates slots (an ``Allocator``).
 
@@ -88,11 +84,12 @@ class Writer:
         fd: of the file; it stays the caller's.
         length: of the file.
         limit: bytes that may be in use at once, or None.
-        wait_for_room: called when the limit is reached while slots are lent; returns when one may be free.
+        wait_for_room: called when the limit is reached while slots are lent; returns when one may be free, True if
+            none will be: then the message lies in private memory.
     """
 
     def __init__(
-        self, fd: int, length: int, limit: int | None = None, wait_for_room: Callable[[], None] | None = None
+        self, fd: int, length: int, limit: int | None = None, wait_for_room: Callable[[], bool | None] | None = None
     ) -> None:
         self._map = mmap.mmap(fd, length)
         self._length = length
@@ -112,8 +109,8 @@ class Writer:
 
     # -------------------------------------------------------------------------------- allocator
 
-    def allocate(self, nbytes: int) -> tuple[Slot, Bytes]:
-        """A slot of at least ``nbytes``, lent at once.
+    def allocate(self, nbytes: int) -> tuple[Any, Bytes]:
+        """A slot of at least ``nbytes``, lent at once; private memory, its own name, where its reader holds all room.
 
         Raises:
             ArenaFull: the limit does not even hold this one, or nothing that is lent can come back.
@@ -121,7 +118,9 @@ class Writer:
         size = -(-max(nbytes, 1) // _PAGE) * _PAGE
         self._reap()
         while (offset := self._take(size)) is None:
-            self._make_room(nbytes, size)
+            if self._make_room(nbytes, size):
+                memory = heap(nbytes)
+                return memory, memory
         number = self._numbers.pop() if self._numbers else self._number_late(nbytes)
         self._map[number] = 1
         self._lent[number] = (offset, size)
@@ -136,6 +135,8 @@ class Writer:
             return np.empty(shape, dtype)
         slot, memory = self.allocate(nbytes)
         array: Array = np.ndarray(shape, dtype, memory)
+        if not isinstance(slot, Slot):
+            return array
         number, key = slot.number, id(memory)
         self._owners[key] = (
             weakref.ref(memory, lambda _: self._unowned(key, number)),
@@ -224,7 +225,8 @@ class Writer:
         # Straight over the mapping, so that it is the base of its views and its death says that they are gone.
         return np.ndarray((nbytes,), np.uint8, self._map, offset)
 
-    def _make_room(self, nbytes: int, size: int) -> None:
+    def _make_room(self, nbytes: int, size: int) -> bool:
+        """Wait for room; True where there will be none."""
         limit = self._limit if self._limit is not None else self._length - TABLE_BYTES
         if size > limit or not self._lent or self._wait_for_room is None:
             raise ArenaFull(
@@ -232,11 +234,12 @@ class Writer:
                 f"{self._in_use():,} in use. Raise memory_limit, use fewer workers, or make batches smaller"
             )
         begun_s = time.perf_counter()
-        self._wait_for_room()
+        none = self._wait_for_room()
         ended_s = time.perf_counter()
         self.waited_s += ended_s - begun_s
         _span.add("wait for room", begun_s, ended_s)
         self._reap()
+        return none is True
 
     def _number_late(self, nbytes: int) -> int:
         while not self._numbers:
