@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from mpfeed._layout import Allocator, Layout, Leaf, Payload, Stack, leaves_of, pack
-from mpfeed._messages import Reply
+from mpfeed._messages import Failure, Reply
 from mpfeed._structure import Treespec, flatten, map_leaves
 
 # A message of small samples holds at most this much, and what was ready within this time (DESIGN: chunks).
@@ -180,6 +180,65 @@ class Chunk:
             self._stack = None
 
 
+class Answers:
+    """Results of calls that came in one message: they leave together, but none waits long for a slow one behind it.
+
+    Args:
+        number: of the request.
+        early: sends what is ready when the next result takes long; None where there is only one.
+    """
+
+    def __init__(self, number: int, early: EarlySender | None) -> None:
+        self._number = number
+        self._early = early
+        self._done: list[Payload] = []
+        self._failure: Failure | None = None
+        self._lock = threading.Lock()
+        if early is not None:
+            early.watch(self)
+
+    def add(self, result: Payload) -> None:
+        """The next call's result."""
+        with self._lock:
+            self._part()
+            self._done.append(result)
+
+    def fail(self, failure: Failure) -> None:
+        """The next call raised."""
+        with self._lock:
+            self._part()
+            self._failure = failure
+
+    def send_early(self, emit: Callable[[Reply], None]) -> None:
+        """Send what is ready, from another thread."""
+        with self._lock:
+            if self._done or self._failure is not None:
+                emit(self._reply(more=True))
+
+    def close(self) -> Reply:
+        """What was not sent yet."""
+        if self._early is not None:
+            self._early.watch(None)
+        with self._lock:
+            return self._reply(more=False)
+
+    def _part(self) -> None:
+        """A reply ends with a failure: send it before there is more."""
+        if self._failure is not None and self._early is not None:
+            self._early.emit(self._reply(more=True))
+
+    def _reply(self, *, more: bool) -> Reply:
+        reply = Reply(self._number, tuple(self._done), failure=self._failure, more=more)
+        self._done, self._failure = [], None
+        return reply
+
+
+class _Open(Protocol):
+    """What ``EarlySender`` watches."""
+
+    def send_early(self, emit: Callable[[Reply], None]) -> None: ...
+
+
 class EarlySender:
     """Sends the samples of a chunk that has been open for CHUNK_S, so that none waits for a slow one behind it.
 
@@ -187,13 +246,13 @@ class EarlySender:
     """
 
     def __init__(self, emit: Callable[[Reply], None]) -> None:
-        self._emit = emit
-        self._chunk: Chunk | None = None
+        self.emit = emit
+        self._chunk: _Open | None = None
         self._awake = threading.Event()
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def watch(self, chunk: Chunk | None) -> None:
+    def watch(self, chunk: _Open | None) -> None:
         """The chunk that is open now."""
         self._chunk = chunk
         if chunk is not None and not self._awake.is_set():
@@ -226,8 +285,8 @@ class EarlySender:
     def _open(self) -> bool:
         return not self._closed
 
-    def _send(self, chunk: Chunk) -> None:
+    def _send(self, chunk: _Open) -> None:
         try:
-            chunk.send_early(self._emit)
+            chunk.send_early(self.emit)
         except OSError:
             self._closed = True  # the driver is gone, and soon this process

@@ -1,88 +1,28 @@
 """``numpy_function``: what ``tf.numpy_function`` does, in the workers of a backend.
 
-Each call is a unit of its own run, so that threads of TensorFlow that wait for their results drive the crew in turn;
-none of them holds the GIL while it waits.
+Threads of TensorFlow that wait for their results drive the crew in turn; none of them holds the GIL meanwhile.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Literal
 
 from mpfeed import _seed
+from mpfeed._call_run import CallRun
 from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
-from mpfeed._errors import FeedClosed, MpfeedError
-from mpfeed._messages import Call, Parcel, Reply
+from mpfeed._errors import FeedClosed
+from mpfeed._messages import Arguments
 from mpfeed._options import BackendName, Options, backend_of, worker_count
 from mpfeed._producer import Settings, Work
-from mpfeed._runs import Made
 from mpfeed._source import CallSource, name_of, takes_rng
 from mpfeed._spec import Signature
 from mpfeed._stats import FeedStats
+from mpfeed._structure import flatten
 from mpfeed.backends.base import Backend, Plan
-
-
-@dataclass(slots=True, eq=False)
-class _CallUnit:
-    number: int
-    arguments: Any
-    made: Made | None = None
-
-
-class _CallRun:
-    """All calls of one function; see ``mpfeed._crew.Run``."""
-
-    def __init__(self, crew: Crew) -> None:
-        self.crew = crew
-        self.number = crew.new_run()
-        self._calls = 0
-
-    def ask(self, arguments: tuple[Any, ...]) -> _CallUnit:
-        """Send a call to whichever worker is free."""
-        frozen = self.crew.freeze(arguments)
-        with self.crew.lock:
-            if self.crew.closed:
-                raise FeedClosed("the numpy_function was closed")
-            self._calls += 1
-            unit = _CallUnit(self._calls, frozen)
-            self.crew.submit(self, unit, self.crew.freest())
-        return unit
-
-    def request(self, number: int, unit: _CallUnit, worker: int, incarnation: int) -> Call:
-        return Call(number, self.number, unit.arguments)
-
-    def receive(self, unit: _CallUnit, reply: Reply) -> None:
-        made = Made()
-        made.take_reply(reply)
-        unit.made, unit.arguments = made, None
-
-    def fail(self, unit: _CallUnit, error: MpfeedError) -> None:
-        unit.made = Made(error=error)
-
-    def position(self, unit: _CallUnit) -> Hashable:
-        return unit.number
-
-    def describe(self, unit: _CallUnit) -> str:
-        return f"call {unit.number}"
-
-    def holds(self, worker: int) -> bool:
-        return False
-
-    def resized(self) -> None:
-        pass
-
-    def retry(self, unit: _CallUnit) -> list[_CallUnit]:
-        return [unit]
-
-    def starves(self, unit: _CallUnit) -> bool:
-        return True
-
-    def narrow(self, unit: _CallUnit, error: MpfeedError) -> list[_CallUnit]:
-        return []
 
 
 class NumpyFunction:
@@ -106,7 +46,7 @@ class NumpyFunction:
         self._specs, self._signature = _tf.declared(output_signature)
         self._counters = Counters(label(self._backend), options.buffer)
         self._lock = threading.Lock()
-        self._run: _CallRun | None = None
+        self._run: CallRun | None = None
         self._closed = False
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self.workers = worker_count(options.workers, self._backend)
@@ -122,21 +62,25 @@ class NumpyFunction:
         return _tf.traced_call(self, arguments)
 
     def call(self, arguments: tuple[Any, ...]) -> list[Any]:
-        """The leaves of the result for some arrays; waits for it.
+        """The leaves of the result for some positional arguments, structures of arrays; waits for it.
 
         Raises:
             WorkerError, WorkerDied, FeedTimeout, SignatureError, FeedClosed.
         """
+        return self.answer(Arguments(*flatten(arguments)))
+
+    def answer(self, arguments: Arguments) -> list[Any]:
+        """See ``call``."""
         run = self._opened()
-        unit = run.ask(arguments)
-        parcel = run.crew.wait_for(lambda: _answer(unit))
-        self._counters.elements += 1
-        self._counters.nbytes += parcel.nbytes
-        arrays = self._signature.conform(parcel, unit.number)
-        if parcel.crowded is not None and parcel.crowded(parcel):
-            self._counters.copied_held += 1
-            arrays = [array.copy() for array in arrays]
-        return arrays
+        call = run.ask(arguments)
+        parcel = run.crew.wait_for(call.answer)
+        arrays = self._signature.conform(parcel, call.number)
+        copies = parcel.crowded is not None and parcel.crowded(parcel)
+        with self._lock:
+            self._counters.elements += 1
+            self._counters.nbytes += parcel.nbytes
+            self._counters.copied_held += copies
+        return [array.copy() for array in arrays] if copies else arrays
 
     @property
     def signature(self) -> Signature:
@@ -148,17 +92,19 @@ class NumpyFunction:
         """``output_signature`` with tuples for lists."""
         return self._specs
 
-    def _opened(self) -> _CallRun:
+    def _opened(self) -> CallRun:
         with self._lock:
             if self._closed:
                 raise FeedClosed("the numpy_function was closed")
             if self._run is None:
                 workers = self._backend.fit(self.workers)
                 settings = Settings(workers, None, self._seed)
-                plan = Plan(self._work, settings, workers, self._options.buffer, self._options.threads_per_worker)
                 o = self._options
+                plan = Plan(self._work, settings, workers, o.buffer, o.threads_per_worker, has_arguments=True)
                 crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
-                self._run = _CallRun(crew)
+                # Deaths and tasks are counted exactly: where few may be, each call is a message of its own.
+                exact = o.max_restarts == 0 or o.max_tasks_per_worker is not None
+                self._run = CallRun(crew, together=self._backend.remote and not exact)
                 self._finalizer = weakref.finalize(self, crew.close)
             return self._run
 
@@ -181,15 +127,6 @@ class NumpyFunction:
 
     def __repr__(self) -> str:
         return f"<mpfeed.numpy_function of {self._name} on {self._backend.name}>"
-
-
-def _answer(unit: _CallUnit) -> Parcel | None:
-    made = unit.made
-    if made is None:
-        return None
-    if made.error is not None:
-        raise made.error
-    return made.parcels[0]
 
 
 def numpy_function(  # noqa: PLR0913 (the options a feed has, by the names it has)

@@ -8,6 +8,7 @@ from typing import Any
 from mpfeed._effort import Effort
 from mpfeed._errors import MpfeedError
 from mpfeed._layout import Array, Layout, Payload
+from mpfeed._structure import Treespec
 
 CONTINUE = -1
 
@@ -70,12 +71,24 @@ class Collate:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """Call the function with these arrays. ``arguments`` is frozen."""
+class Arguments:
+    """What one call of a function is given: its leaves (arrays, NumPy scalars, text as bytes) and their structure."""
+
+    values: list[Any]
+    treespec: Treespec
+
+    def structure(self) -> Any:
+        """The positional arguments, as a tuple."""
+        return self.treespec.unflatten(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Call the function once with each of these, in order; replies may come in several parts."""
 
     number: int
     run: int
-    arguments: Any
+    arguments: tuple[Arguments, ...]
     traced: bool = False
 
 
@@ -86,7 +99,7 @@ class Drop:
     run: int
 
 
-Request = MakeShard | MakeItems | Collate | Call
+Request = MakeShard | MakeItems | Collate | Calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpfeed import _context, _seed
-from mpfeed._collating import CHUNK_S, MAX_ROWS, Batch, Chunk, EarlySender, packed
+from mpfeed._collating import CHUNK_S, MAX_ROWS, Answers, Batch, Chunk, EarlySender, packed
 from mpfeed._effort import Meter
 from mpfeed._errors import ArenaFull, SignatureError
-from mpfeed._layout import Allocator
-from mpfeed._messages import CONTINUE, Call, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
+from mpfeed._layout import Allocator, Payload
+from mpfeed._messages import CONTINUE, Arguments, Calls, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
 from mpfeed._serialize import failure_of, freeze, loads
 from mpfeed._source import CallSource, GeneratorSource, MapSource, Shard, Source
 
@@ -127,8 +127,8 @@ class Producer:
                     reply = self._make_items(request)
                 case Collate():
                     reply = self._collate_raw(request)
-                case Call():
-                    reply = self._call(request)
+                case Calls():
+                    reply = self._make_calls(request)
         reply.effort = self._meter.end(reply.samples, self._allocator.waited_s)
         return reply
 
@@ -356,24 +356,30 @@ class Producer:
             reply.failure = self._failed(error, "a batch of left-over samples (collate)")
         return reply
 
-    def _call(self, request: Call) -> Reply:
+    def _make_calls(self, request: Calls) -> Reply:
+        answers = Answers(request.number, self._early if len(request.arguments) > 1 else None)
+        for arguments in request.arguments:
+            try:
+                answers.add(self._call(arguments))
+            except BaseException as error:
+                self._pass_interrupt(error)
+                answers.fail(self._failed(error, "the result of a call"))
+        reply = answers.close()
+        reply.samples = len(request.arguments)
+        return reply
+
+    def _call(self, arguments: Arguments) -> Payload:
         source = self._work.source
         assert isinstance(source, CallSource)
-        reply = Reply(request.number)
-        try:
-            arguments = loads(request.arguments) if self._remote else request.arguments
-            if self._settings.seeds_globals and source.takes_rng:
-                key = int(arguments[-1]) & 0xFFFFFFFFFFFFFFFF
-                self._random.seed(self._settings.seed, _seed.CALL, key)
-            result = source.call(arguments, self._settings.seed)
-            self._meter.made(-1)
-            reply.samples = 1
-            reply.payloads = (packed(result, self._allocator),)
-            self._meter.added()
-        except BaseException as error:
-            self._pass_interrupt(error)
-            reply.failure = self._failed(error, "the result of a call")
-        return reply
+        given = arguments.structure()
+        if self._settings.seeds_globals and source.takes_rng:
+            key = int(given[-1]) & 0xFFFFFFFFFFFFFFFF
+            self._random.seed(self._settings.seed, _seed.CALL, key)
+        result = source.call(given, self._settings.seed)
+        self._meter.made(-1)
+        payload = packed(result, self._allocator)
+        self._meter.added()
+        return payload
 
     def seed_cv2(self) -> None:
         """OpenCV was imported just now: seed it as it would have been."""

@@ -24,10 +24,19 @@ from mpfeed._source import name_of
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SOURCE_LIMIT_BYTES = 1 << 20
+# tensorflow/python/autograph/impl/api.py: the attributes of a function that tf.numpy_function was given.
+_AUTOGRAPH = ("ag_dnc_wrapper__", "autograph_info__")
 
 
 def _named_code(build: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str) -> CodeType:
     return build(*arguments).replace(co_filename=filename)
+
+
+def _without_autograph(state: Any) -> None:
+    """Drop what TensorFlow leaves on each function it has called: it would import TensorFlow in the worker."""
+    if type(state) is tuple and state and type(state[0]) is dict:
+        for name in [name for name in state[0] if name in _AUTOGRAPH]:
+            del state[0][name]
 
 
 def _with_sources(value: Any, sources: dict[str, list[str]]) -> Any:
@@ -50,7 +59,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             build, arguments = self.dispatch_table[CodeType](obj)
             self.filenames.add(obj.co_filename)
             return _named_code, (build, arguments, obj.co_filename)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, FunctionType) and type(reduced) is tuple and len(reduced) > 2:
+            _without_autograph(reduced[2])
+        return reduced
 
 
 def dumps(value: Any) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpfeed import _interrupts
 from mpfeed._errors import FeedClosed, SignatureError
+from mpfeed._messages import Arguments
 from mpfeed._spec import LeafSpec, Signature
 from mpfeed._structure import flatten, paths, with_tuples
 
@@ -199,19 +200,18 @@ def declared(output_signature: Any) -> tuple[Any, Signature]:
 
 def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
     """One call of a ``NumpyFunction``, eager or inside a ``tf.function`` or ``Dataset.map``."""
-    leaves = tf.nest.flatten(arguments)
+    leaves, treespec = flatten(arguments)
     reference = weakref.ref(function)
 
-    def run(*tensors: Any) -> list[Any]:
+    def run(*values: Any) -> list[Any]:
         live = reference()
         if live is None:
             raise FeedClosed("the numpy_function was collected: keep it while the dataset is read")
-        values = tf.nest.pack_sequence_as(arguments, list(tensors))
-        return live.call(tuple(values))
+        return live.answer(Arguments(list(values), treespec))
 
-    types = [spec.dtype for spec in tf.nest.flatten(function.specs)]
-    results = tf.numpy_function(run, leaves, types, stateful=True)
+    specs = tf.nest.flatten(function.specs)
+    results = tf.numpy_function(run, leaves, [spec.dtype for spec in specs], stateful=True)
     results = results if isinstance(results, (list, tuple)) else [results]
-    for result, spec in zip(results, tf.nest.flatten(function.specs), strict=True):
+    for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     return tf.nest.pack_sequence_as(function.specs, results)

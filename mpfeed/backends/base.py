@@ -34,6 +34,7 @@ class Plan:
         workers: how many there may be.
         buffer: messages ready per worker.
         threads_per_worker: limit for BLAS, OpenMP and OpenCV.
+        has_arguments: requests carry arrays (``Calls``).
     """
 
     work: Any
@@ -41,6 +42,7 @@ class Plan:
     workers: int
     buffer: int
     threads_per_worker: int
+    has_arguments: bool = False
 
 
 class Engine(Protocol):

@@ -16,13 +16,15 @@ from typing import Any, Literal
 
 from mpfeed._cpus import most_local_workers, usable_cpus
 from mpfeed._errors import MpfeedError
-from mpfeed._messages import Arrived, Died, Drop, Event, Failure, Joined, Parcel, Reply, Request, Unfit
+from mpfeed._messages import Arrived, Calls, Died, Drop, Event, Failure, Joined, Parcel, Reply, Request, Unfit
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads, main_arguments
 from mpfeed.backends import spawn
+from mpfeed.backends.arguments import Packer
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
 from mpfeed.backends.environment import worker_environment
-from mpfeed.backends.worker import NeedRoom, Room, Start, resolve_layout, stack_signal
+from mpfeed.backends.layouts import SeenLayouts
+from mpfeed.backends.worker import NeedRoom, Room, Start, stack_signal
 from mpfeed.transport.arena import Reader, Slot, create_file
 from mpfeed.transport.channel import DriverChannel
 
@@ -95,22 +97,33 @@ class _Member:
 
     def __init__(self, worker: int, plan: Plan, backend: Process) -> None:
         self.worker = worker
-        self.layouts: list[Any] = []
+        self.layouts = SeenLayouts()
         self.joined = False
         self.wanted = select.POLLIN
         self.returns_told = 0
         self.starves = False  # it waits for room
         self.tight = False  # it did in vain, so that the consumer gets copies from now on
         self.heard = False  # its end was explained: Unfit was reported
+        shares = backend.transport == "shared_memory"
         with contextlib.ExitStack() as theirs:  # the worker's alone once it is started
-            arena, length = create_file() if backend.transport == "shared_memory" else (-1, 0)
+            arena, length = create_file() if shares else (-1, 0)
             theirs.callback(_close, arena)
+            self.packer = Packer() if shares and plan.has_arguments else None
+            given, given_length = (-1, 0) if self.packer is None else self.packer.file
+            theirs.callback(_close, given)
             self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
             theirs.callback(_close, self.stacks_fd)
             mine, channel = spawn.socket_pair()
             theirs.callback(channel.close)
-            arguments = {"channel": channel.fileno(), "arena": arena, "length": length, "stacks": self.stacks_fd}
-            fds = tuple(fd for fd in (channel.fileno(), arena, self.stacks_fd) if fd >= 0)
+            arguments = {
+                "channel": channel.fileno(),
+                "arena": arena,
+                "length": length,
+                "arguments": given,
+                "arguments_length": given_length,
+                "stacks": self.stacks_fd,
+            }
+            fds = tuple(fd for fd in (channel.fileno(), arena, given, self.stacks_fd) if fd >= 0)
             try:
                 self.child = spawn.Child(arguments, fds, worker_environment(plan.threads_per_worker))
                 self.reader: Reader | None = Reader(arena, length) if arena >= 0 else None
@@ -195,7 +208,10 @@ class _Engine:
             self._send(member, message)
 
     def _send(self, member: _Member, message: Request | Drop | Room) -> None:
-        member.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        sent: Any = message
+        if isinstance(message, Calls) and member.packer is not None:
+            sent = member.packer.pack(message)
+        member.channel.send(pickle.dumps(sent, pickle.HIGHEST_PROTOCOL))
         self._watch_writes(member)
 
     def _watch_writes(self, member: _Member) -> None:
@@ -279,8 +295,8 @@ class _Engine:
                 self._take(member, loads(frame))
             if not frames:
                 break
-        if ended or member.channel.ended:
-            self._bury(member)
+        if ended or member.channel.ended or member.heard:
+            self._bury(member)  # also one that could not start: its place is free once that is known
         else:
             self._watch_writes(member)
 
@@ -288,7 +304,7 @@ class _Engine:
         match message:
             case Reply():
                 for payload in message.payloads:
-                    resolve_layout(payload, member.layouts)
+                    payload.layout = member.layouts.resolve(payload.layout)
                 self._events.append(Arrived(member.worker, deliver(message, member.resolve, member.crowded)))
             case Joined():
                 member.joined = True

@@ -20,16 +20,17 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mpfeed import _seed
-from mpfeed._layout import Allocator, Layout
+from mpfeed._layout import Allocator
 from mpfeed._messages import Drop, Failure, Joined, Reply, Request
 from mpfeed._producer import Producer, Settings, Work
 from mpfeed._serialize import failure_of, loads
+from mpfeed.backends.arguments import PackedCalls, Unpacker
 from mpfeed.backends.environment import ALLOCATOR
+from mpfeed.backends.layouts import SentLayouts
 from mpfeed.transport.arena import Heap, Writer
 from mpfeed.transport.channel import WorkerChannel
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
-_LAYOUTS_REMEMBERED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,6 @@ class NeedRoom:
     """Worker to driver: the memory limit is reached."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutRef:
-    """Stands for a layout that this worker has sent before."""
-
-    number: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LayoutRef, (self.number,)
-
-
 def stack_signal() -> int:
     """The signal on which a worker writes its Python stacks: a real-time one, which libraries leave alone."""
     return int(getattr(signal, "SIGRTMAX", signal.SIGUSR2)) - (3 if hasattr(signal, "SIGRTMAX") else 0)
@@ -83,14 +74,14 @@ def main(arguments: dict[str, Any]) -> NoReturn:
     """Run a worker until the driver closes its end of the channel.
 
     Args:
-        arguments: descriptors of the channel, the arena (-1: none) and the stack dump; length of the arena; pid of
-            the parent.
+        arguments: descriptors of the channel, the arena, the calls' arguments (-1: none) and the stack dump; lengths
+            of the arenas; pid of the parent.
     """
     _die_with_parent(arguments["parent"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in ALLOCATOR:  # for this process alone, not for what the source starts
         os.environ.pop(name, None)
-    for fd in (arguments["channel"], arguments["arena"], arguments["stacks"]):
+    for fd in (arguments[name] for name in ("channel", "arena", "arguments", "stacks")):
         if fd >= 0:
             os.set_inheritable(fd, False)
     faulthandler.enable(all_threads=True)
@@ -128,7 +119,10 @@ class _Loop:
         self._rooms: deque[Room] = deque()
         self._ended = False
         self._sending = threading.RLock()
-        self._layouts: dict[Any, int] = {}
+        self._layouts = SentLayouts()
+        self._unpacker: Unpacker | None = None
+        if arguments["arguments"] >= 0:
+            self._unpacker = Unpacker(arguments["arguments"], arguments["arguments_length"])
         self._allocator: Allocator
         if arguments["arena"] >= 0:
             self._allocator = Writer(arguments["arena"], arguments["length"], start.memory_limit, self._wait_for_room)
@@ -203,6 +197,9 @@ class _Loop:
             return
         if isinstance(message, Drop):
             self._dropped.add(message.run)
+        elif isinstance(message, PackedCalls):
+            assert self._unpacker is not None
+            message = self._unpacker.unpack(message)
         self._inbox.append(message)
 
     def _wait_for_room(self) -> bool:
@@ -223,11 +220,7 @@ class _Loop:
     def _refer_to_layouts(self, reply: Reply) -> None:
         for payload in reply.payloads:
             layout: Any = payload.layout
-            number = self._layouts.get(layout.key())
-            if number is not None:
-                payload.layout = LayoutRef(number)  # type: ignore[assignment]
-            elif len(self._layouts) < _LAYOUTS_REMEMBERED:
-                self._layouts[layout.key()] = len(self._layouts)
+            payload.layout = self._layouts.refer(layout)  # type: ignore[assignment]
 
     def _send(self, message: Reply | Joined | Failure | NeedRoom) -> None:
         try:
@@ -238,11 +231,3 @@ class _Loop:
 
             data = dumps(message)
         self._channel.send(data)
-
-
-def resolve_layout(payload: Any, seen: list[Layout]) -> None:
-    """In the driver: put the layout in place of a reference, and remember the new ones in the worker's order."""
-    if isinstance(payload.layout, LayoutRef):
-        payload.layout = seen[payload.layout.number]
-    elif len(seen) < _LAYOUTS_REMEMBERED:
-        seen.append(payload.layout)

@@ -272,10 +272,10 @@ class Reader:
         """Slots that live arrays hold."""
         return len(self._loans)
 
-    def lend(self, slot: Slot) -> Bytes:
-        """The slot's bytes, read-only; it goes back to the writer when they and all views of them are dead."""
+    def lend(self, slot: Slot, *, writable: bool = False) -> Bytes:
+        """The slot's bytes; it goes back to the writer when they and all views of them are dead."""
         owner = np.ndarray((slot.nbytes,), np.uint8, self._map, slot.offset)
-        owner.flags.writeable = False
+        owner.flags.writeable = writable
         loan = _Loan(owner, self._returned)
         loan.number, loan.nbytes = slot.number, slot.nbytes
         self._loans[slot.number] = loan

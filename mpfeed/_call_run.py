@@ -1,0 +1,156 @@
+"""The calls of one ``numpy_function``: who makes which, and which of them travel together.
+
+A worker has at most AHEAD messages in hand; calls beyond that wait here for whichever worker answers first. Calls
+that have proved quick leave in one message, since for them the message costs more than the work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from mpfeed._crew import Crew
+from mpfeed._errors import FeedClosed, MpfeedError
+from mpfeed._messages import Arguments, Calls, Parcel, Reply
+from mpfeed._serialize import error_of
+
+# One that is being answered and one behind it, so that a worker never waits for the next.
+AHEAD = 2
+# As many calls travel in one message as take about so long: about ten times what a message costs.
+_MESSAGE_S = 0.002
+_MOST_CALLS = 64
+_NEW_WEIGHT = 0.2
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call, from its arguments to what came of it.
+
+    Attributes:
+        arguments: kept until it is answered, for a worker that dies on it.
+    """
+
+    number: int
+    arguments: Arguments | None
+    parcel: Parcel | None = None
+    error: MpfeedError | None = None
+
+    def answer(self) -> Parcel | None:
+        """The result, or None while there is none; raises what the call came to instead."""
+        if self.error is not None:
+            raise self.error
+        return self.parcel
+
+
+@dataclass(slots=True, eq=False)
+class _Message:
+    """Calls that travel together; those at the front are answered first."""
+
+    calls: deque[Call]
+    count: int
+
+
+class CallRun:
+    """All calls of one function; see ``mpfeed._crew.Run``.
+
+    Args:
+        crew: who makes them.
+        together: whether calls may share a message.
+    """
+
+    def __init__(self, crew: Crew, *, together: bool) -> None:
+        self.crew = crew
+        self.number = crew.new_run()
+        self._most = _MOST_CALLS if together else 1
+        self._calls = 0
+        self._waiting: deque[Call] = deque()
+        self._call_s: float | None = None  # how long a call takes
+
+    def ask(self, arguments: Arguments) -> Call:
+        """A new call, on its way or next in turn.
+
+        Raises:
+            FeedClosed: the crew was closed.
+        """
+        with self.crew.lock:
+            if self.crew.closed:
+                raise FeedClosed("the numpy_function was closed")
+            self._calls += 1
+            call = Call(self._calls, arguments)
+            self._waiting.append(call)
+            self._send_waiting()
+        return call
+
+    def _send_waiting(self) -> None:
+        while self._waiting:
+            worker = self.crew.freest()
+            if self.crew.load(worker) >= AHEAD:
+                return
+            calls = deque(self._waiting.popleft() for _ in range(self._gathered()))
+            self.crew.submit(self, _Message(calls, len(calls)), worker)
+
+    def _gathered(self) -> int:
+        """How many of the calls that wait go into the next message."""
+        if self._call_s is None:
+            return 1
+        quick = int(_MESSAGE_S / max(self._call_s, 1e-9))
+        share = -(-len(self._waiting) // self.crew.workers)
+        return max(1, min(quick, share, self._most))
+
+    def request(self, number: int, unit: _Message, worker: int, incarnation: int) -> Calls:
+        """See ``Run.request``."""
+        return Calls(number, self.number, tuple(call.arguments for call in unit.calls if call.arguments is not None))
+
+    def receive(self, unit: _Message, reply: Reply) -> None:
+        """See ``Run.receive``: results and, after them, a failure answer the calls in their order."""
+        for parcel in reply.payloads:
+            assert isinstance(parcel, Parcel)
+            self._next(unit).parcel = parcel
+        if reply.failure is not None:
+            self._next(unit).error = error_of(reply.failure)
+        if not reply.more:
+            took_s = reply.busy_s / unit.count
+            self._call_s = took_s if self._call_s is None else self._call_s + _NEW_WEIGHT * (took_s - self._call_s)
+            self._send_waiting()
+
+    @staticmethod
+    def _next(unit: _Message) -> Call:
+        call = unit.calls.popleft()
+        call.arguments = None
+        return call
+
+    def fail(self, unit: _Message, error: MpfeedError) -> None:
+        """See ``Run.fail``."""
+        while unit.calls:
+            self._next(unit).error = error
+        self._send_waiting()
+
+    def position(self, unit: _Message) -> Hashable:
+        """See ``Run.position``: a call alone counts its own deaths, several cannot tell whose it was."""
+        return unit.calls[0].number if unit.count == 1 else ("calls", unit.calls[0].number)
+
+    def describe(self, unit: _Message) -> str:
+        """See ``Run.describe``."""
+        first, last = unit.calls[0].number, unit.calls[-1].number
+        return f"call {first}" if first == last else f"calls {first} to {last}"
+
+    def holds(self, worker: int) -> bool:
+        """See ``Run.holds``: any worker can make any call."""
+        return False
+
+    def resized(self) -> None:
+        """See ``Run.resized``."""
+        self._send_waiting()
+
+    def retry(self, unit: _Message) -> list[_Message]:
+        """See ``Run.retry``: one by one, so that the deadly call is found."""
+        return [_Message(deque([call]), 1) for call in unit.calls]
+
+    def narrow(self, unit: _Message, error: MpfeedError) -> list[_Message]:
+        """See ``Run.narrow``: of several calls, each by itself tells whether it was the deadly one."""
+        return self.retry(unit) if unit.count > 1 else []
+
+    def starves(self, unit: _Message) -> bool:
+        """See ``Run.starves``."""
+        return True

@@ -1,0 +1,108 @@
+"""Arguments of calls on their way to a worker process: the arena turned round.
+
+The driver writes them to shared memory that the worker maps, one copy in all; ``fn`` gets arrays over it. It comes
+back when the worker's last array over it dies, so that ``fn`` may keep what it was given. Small ones travel in the
+message itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpfeed._errors import ArenaFull
+from mpfeed._layout import Array, Bytes, Layout, Payload, heap, is_text, leaves_of, pack, unpack
+from mpfeed._messages import Arguments, Calls
+from mpfeed.backends.layouts import LayoutRef, SeenLayouts, SentLayouts
+from mpfeed.transport.arena import Reader, Slot, Writer, create_file
+
+# Below this a slot costs more than the three copies of a pickle: about 30 us on both sides.
+_INLINE_BYTES = 16 << 10
+
+
+class Packed:
+    """The arguments of one call as they travel."""
+
+    __slots__ = ("layout", "regions", "texts")
+
+    def __init__(self, layout: Layout | LayoutRef, regions: list[Any], texts: list[list[Any]]) -> None:
+        self.layout = layout
+        self.regions = regions
+        self.texts = texts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Packed, (self.layout, self.regions, self.texts)
+
+
+class PackedCalls:
+    """``Calls`` as they travel."""
+
+    __slots__ = ("arguments", "number", "run")
+
+    def __init__(self, number: int, run: int, arguments: list[Packed]) -> None:
+        self.number = number
+        self.run = run
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedCalls, (self.number, self.run, self.arguments)
+
+
+class Packer:
+    """The driver's side, one for each worker (an ``Allocator``).
+
+    Attributes:
+        file: (descriptor, length) of the shared memory, for the worker; the descriptor is the caller's to close.
+    """
+
+    def __init__(self) -> None:
+        self.file = create_file()
+        self._writer = Writer(*self.file)
+        self._layouts = SentLayouts()
+
+    def pack(self, calls: Calls) -> PackedCalls:
+        """The calls as they travel; their arguments are copied."""
+        return PackedCalls(calls.number, calls.run, [self._packed(arguments) for arguments in calls.arguments])
+
+    def _packed(self, arguments: Arguments) -> Packed:
+        arrays, weak = leaves_of(arguments.values, arguments.treespec)
+        payload = pack(arrays, weak, arguments.treespec, self)
+        return Packed(self._layouts.refer(payload.layout), payload.regions, payload.texts)
+
+    def allocate(self, nbytes: int) -> tuple[Slot | Bytes, Bytes]:
+        """A slot, or memory that is pickled with the message."""
+        if nbytes > _INLINE_BYTES:
+            try:
+                return self._writer.allocate(nbytes)
+            except ArenaFull:
+                pass  # the worker's code keeps as many arrays as there are slots
+        memory = heap(nbytes)
+        return memory, memory
+
+    def adopt(self, array: Array, *, goes_on: bool) -> None:
+        """Nothing lies here already."""
+
+    def empty(self, shape: Any, dtype: Any) -> Array:
+        """Not for the driver."""
+        raise NotImplementedError
+
+
+class Unpacker:
+    """The worker's side."""
+
+    def __init__(self, fd: int, length: int) -> None:
+        self._reader = Reader(fd, length)
+        self._layouts = SeenLayouts()
+
+    def unpack(self, calls: PackedCalls) -> Calls:
+        """The calls with arguments as ``tf.numpy_function`` hands them over: writable arrays, 0-d ones as scalars."""
+        return Calls(calls.number, calls.run, tuple(self._unpacked(packed) for packed in calls.arguments))
+
+    def _unpacked(self, packed: Packed) -> Arguments:
+        layout = self._layouts.resolve(packed.layout)
+        regions = [self._reader.lend(r, writable=True) if isinstance(r, Slot) else r for r in packed.regions]
+        values: list[Any] = []
+        for array in unpack(Payload(layout, packed.regions, packed.texts, 1, False), regions):
+            if not is_text(array):
+                array.flags.writeable = True
+            values.append(array if array.ndim else array[()])
+        return Arguments(values, layout.treespec)

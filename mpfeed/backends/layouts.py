@@ -1,0 +1,52 @@
+"""Layouts are sent once: later messages of the same layout carry its number in the order of first use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mpfeed._layout import Layout
+
+_REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutRef:
+    """Stands for a layout that was sent before."""
+
+    number: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayoutRef, (self.number,)
+
+
+class SentLayouts:
+    """The sender's side."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def refer(self, layout: Layout) -> Layout | LayoutRef:
+        """What to send in place of a layout."""
+        key = layout.key()
+        number = self._numbers.get(key)
+        if number is not None:
+            return LayoutRef(number)
+        if len(self._numbers) < _REMEMBERED:
+            self._numbers[key] = len(self._numbers)
+        return layout
+
+
+class SeenLayouts:
+    """The receiver's side; it must see every message of the sender, in order."""
+
+    def __init__(self) -> None:
+        self._layouts: list[Layout] = []
+
+    def resolve(self, sent: Layout | LayoutRef) -> Layout:
+        """The layout that was meant; the same object each time."""
+        if isinstance(sent, LayoutRef):
+            return self._layouts[sent.number]
+        if len(self._layouts) < _REMEMBERED:
+            self._layouts.append(sent)
+        return sent
