@@ -20,7 +20,8 @@ AHEAD = 2
 # As many calls travel in one message as take about so long: about ten times what a message costs.
 _MESSAGE_S = 0.002
 _MOST_CALLS = 64
-_NEW_WEIGHT = 0.2
+# The median of so many messages tells quick calls: one that hung for once does not count.
+_REMEMBERED = 9
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +66,12 @@ class CallRun:
         self._most = _MOST_CALLS if together else 1
         self._calls = 0
         self._waiting: deque[Call] = deque()
-        self._call_s: float | None = None  # how long a call takes
+        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)  # by a call of the latest messages
+
+    @property
+    def waiting(self) -> int:
+        """Calls that are not yet on their way."""
+        return len(self._waiting)
 
     def ask(self, arguments: Arguments) -> Call:
         """A new call, on its way or next in turn.
@@ -92,9 +98,10 @@ class CallRun:
 
     def _gathered(self) -> int:
         """How many of the calls that wait go into the next message."""
-        if self._call_s is None:
+        if len(self._waiting) == 1 or not self._took_s:
             return 1
-        quick = int(_MESSAGE_S / max(self._call_s, 1e-9))
+        call_s = sorted(self._took_s)[len(self._took_s) // 2]
+        quick = int(_MESSAGE_S / max(call_s, 1e-9))
         share = -(-len(self._waiting) // self.crew.workers)
         return max(1, min(quick, share, self._most))
 
@@ -110,8 +117,7 @@ class CallRun:
         if reply.failure is not None:
             self._next(unit).error = error_of(reply.failure)
         if not reply.more:
-            took_s = reply.busy_s / unit.count
-            self._call_s = took_s if self._call_s is None else self._call_s + _NEW_WEIGHT * (took_s - self._call_s)
+            self._took_s.append(reply.busy_s / unit.count)
             self._send_waiting()
 
     @staticmethod

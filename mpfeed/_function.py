@@ -15,6 +15,7 @@ from mpfeed._call_run import CallRun
 from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed
+from mpfeed._layout import leaves_of
 from mpfeed._messages import Arguments
 from mpfeed._options import BackendName, Options, backend_of, worker_count
 from mpfeed._producer import Settings, Work
@@ -67,7 +68,9 @@ class NumpyFunction:
         Raises:
             WorkerError, WorkerDied, FeedTimeout, SignatureError, FeedClosed.
         """
-        return self.answer(Arguments(*flatten(arguments)))
+        values, treespec = flatten(arguments)
+        leaves_of(values, treespec)  # refused here, before anything is on its way
+        return self.answer(Arguments(values, treespec))
 
     def answer(self, arguments: Arguments) -> list[Any]:
         """See ``call``."""
@@ -91,6 +94,11 @@ class NumpyFunction:
     def specs(self) -> Any:
         """``output_signature`` with tuples for lists."""
         return self._specs
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for a worker to have room for them."""
+        return 0 if self._run is None else self._run.waiting
 
     def _opened(self) -> CallRun:
         with self._lock:

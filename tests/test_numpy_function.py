@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from streams import Gate, Tally
+from streams import Gate, Tally, eventually
 
 import mpfeed
 from mpfeed._options import BackendName
@@ -117,6 +120,157 @@ def test_a_result_unlike_the_signature_is_refused(result: Callable[[], Any], wor
     function = keep(mpfeed.numpy_function(lambda x: make(), INT, backend="inprocess"))
     with pytest.raises(mpfeed.SignatureError, match=words):
         function.call((np.int64(0),))
+
+
+DTYPES = [
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
+    "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+]  # fmt: skip
+
+
+def given(tree: Any, text: Any, pair: Any) -> Any:
+    """What a function is handed: types, dtypes and shapes in words, and the values as they are."""
+    words = [
+        f"{type(x).__name__} {np.asarray(x).dtype} {np.shape(x)} {getattr(x, 'flags', {'WRITEABLE': 0})['WRITEABLE']}"
+        for part in (*tree.values(), text, pair)
+        for x in (part if isinstance(part, tuple) else (part,))
+    ]
+    return "; ".join(words), text, *(x for part in tree.values() for x in part)
+
+
+def test_every_dtype_and_structure_is_handed_over_as_tf_numpy_function_does(keep: Keep) -> None:
+    arrays = {name: np.arange(6).reshape(2, 3) for name in DTYPES}
+    tree = {
+        name: (tf.cast(array, name), tf.cast(1, name), tf.cast(np.zeros((0, 2)), name))
+        for name, array in arrays.items()
+    }
+    arguments = (tree, tf.constant([["", "z\0"], ["\u65e5", "b"]]), (tf.constant("one"), tf.constant(3)))
+    leaves = tf.nest.flatten(arguments)
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in tf.nest.flatten(tree)]
+    signature = (tf.TensorSpec((), tf.string), tf.TensorSpec((2, 2), tf.string), *specs)
+    here = tf.numpy_function(
+        lambda *values: given(*tf.nest.pack_sequence_as(arguments, list(values))), leaves, [s.dtype for s in signature]
+    )
+    function = keep(mpfeed.numpy_function(given, signature, workers=1))
+    traced = tf.function(lambda: function(*arguments))()
+    for there in (function(*arguments), traced):
+        assert there[0].numpy() == here[0].numpy()
+        for one, other in zip(there, here, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            assert one.numpy().tolist() == other.numpy().tolist()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "queue"])
+def test_what_the_function_keeps_or_changes_of_its_arguments_is_its_own(transport: Any, keep: Keep) -> None:
+    kept: list[Any] = []
+
+    def greedy(x: Any) -> Any:
+        kept.append(x)
+        x += 1  # TensorFlow's own memory must not see this
+        return np.array([int(a.ravel()[-1]) for a in kept])
+
+    spec = tf.TensorSpec((None,), tf.int64)
+    function = keep(mpfeed.numpy_function(greedy, spec, backend=mpfeed.Process(transport=transport), workers=1))
+    images = [np.full((40 + k, 50, 3), k, np.int64) for k in range(6)]  # 48 kB and more, of varying shape
+    for k, image in enumerate(images):
+        assert function.call((image,))[0].tolist() == list(range(1, k + 2))
+        assert image.ravel()[0] == k
+
+
+def test_without_order_all_results_come(backend: BackendName, keep: Keep) -> None:
+    function = keep(mpfeed.numpy_function(lambda x: x * 2, INT, backend=backend, workers=2))
+    ds = tf.data.Dataset.range(50).map(function, num_parallel_calls=4, deterministic=False)
+    assert sorted(ints(ds)) == list(range(0, 100, 2))
+
+
+def in_threads(function: mpfeed.NumpyFunction, numbers: Any) -> dict[int, Any]:
+    """The result of each number, or what was raised; all are asked for at once."""
+    got: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        try:
+            got[number] = int(function.call((np.int64(number),))[0])
+        except mpfeed.MpfeedError as error:
+            got[number] = error
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in numbers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return got
+
+
+def crowd(gate: Gate, odd: Callable[[], Any], keep: Keep, **options: Any) -> tuple[dict[int, Any], int]:
+    """Results of calls that gathered behind a held one, call 20 being ``odd``, and in how many messages they came."""
+    held = Gate(gate.path)
+
+    def quick(x: Any) -> Any:
+        if x == 0:
+            held.wait()
+        return odd() if x == 20 else x
+
+    function = keep(mpfeed.numpy_function(quick, INT, workers=1, **options))
+    assert in_threads(function, [1]) == {1: 1}
+    for number in range(2, 12):
+        function.call((np.int64(number),))
+    before = function.stats().workers[0].messages
+    got: dict[int, Any] = {}
+    holder = threading.Thread(target=lambda: got.update(in_threads(function, [0])))
+    holder.start()
+    others = threading.Thread(target=lambda: got.update(in_threads(function, range(12, 60))))
+    others.start()
+    assert eventually(lambda: function.waiting == 47)  # one is being made, one is behind it
+    held.open()
+    holder.join()
+    others.join()
+    return got, function.stats().workers[0].messages - before
+
+
+def test_quick_calls_that_wait_share_messages_and_an_error_is_its_own_calls(gate: Gate, keep: Keep) -> None:
+    got, messages = crowd(gate, lambda: 1 / 0, keep)
+    assert messages < 30
+    assert isinstance(got.pop(20), mpfeed.WorkerError)
+    assert got == {x: x for x in (0, *range(12, 60)) if x != 20}
+
+
+def test_of_calls_that_share_a_message_only_the_deadly_one_is_lost(gate: Gate, keep: Keep) -> None:
+    got, _ = crowd(gate, lambda: os._exit(3), keep, max_restarts=1)
+    assert isinstance(got.pop(20), mpfeed.WorkerDied)
+    assert got == {x: x for x in (0, *range(12, 60)) if x != 20}
+
+
+def test_a_function_that_tensorflow_has_seen_does_not_bring_it_along(keep: Keep) -> None:
+    def seen(x: Any) -> Any:
+        return np.int64("tensorflow" in sys.modules)
+
+    tf.numpy_function(seen, [tf.constant(0, tf.int64)], tf.int64)
+    assert [name for name in vars(seen) if "ag" in name]
+    assert int(keep(mpfeed.numpy_function(seen, INT, workers=1))(tf.constant(0, tf.int64))) == 0
+
+
+def test_workers_that_cannot_start_fail_every_call_that_waits(keep: Keep) -> None:
+    def refuse() -> None:
+        raise RuntimeError("no camera")
+
+    function = keep(mpfeed.numpy_function(lambda x: x, INT, workers=2, worker_init=refuse))
+    got = in_threads(function, range(8))
+    assert len(got) == 8
+    assert all("no camera" in str(error) for error in got.values())
+
+
+def test_a_call_that_takes_too_long_is_a_timeout(gate: Gate, keep: Keep) -> None:
+    held = Gate(gate.path)
+    function = keep(mpfeed.numpy_function(lambda x: held.wait() or x, INT, workers=1, timeout=5))
+    with pytest.raises(mpfeed.FeedTimeout, match="making call 1"):
+        function.call((np.int64(0),))
+
+
+def test_a_dataset_holds_its_function_and_one_that_is_dropped_halfway_leaves_nothing(keep: Keep) -> None:
+    ds = tf.data.Dataset.range(1000).map(mpfeed.numpy_function(functools.partial(np.add, 1), INT, workers=1))
+    iterator = iter(ds.prefetch(4))
+    assert [int(next(iterator)) for _ in range(3)] == [1, 2, 3]
+    del iterator, ds  # the leak guard looks for its worker
 
 
 def test_a_worker_that_dies_is_replaced_and_the_call_made_again(tally: Tally, keep: Keep) -> None:
