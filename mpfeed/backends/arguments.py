@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mpfeed._errors import ArenaFull
-from mpfeed._layout import Array, Bytes, Layout, Payload, heap, is_text, leaves_of, pack, unpack
+from mpfeed._layout import Array, Bytes, Layout, Payload, aligned, heap, is_text, leaves_of, pack, unpack
 from mpfeed._messages import Arguments, Calls
 from mpfeed.backends.layouts import LayoutRef, SeenLayouts, SentLayouts
 from mpfeed.transport.arena import Reader, Slot, Writer, create_file
@@ -47,6 +49,17 @@ class PackedCalls:
         return PackedCalls, (self.number, self.run, self.arguments)
 
 
+class _Place:
+    """Where the arguments of one shape go; ``offsets`` has None for text and what has no bytes."""
+
+    __slots__ = ("layout", "nbytes", "offsets")
+
+    def __init__(self, layout: LayoutRef, offsets: list[int | None], nbytes: int) -> None:
+        self.layout = layout
+        self.offsets = offsets
+        self.nbytes = nbytes
+
+
 class Packer:
     """The driver's side, one for each worker (an ``Allocator``).
 
@@ -58,6 +71,7 @@ class Packer:
         self.file = create_file()
         self._writer = Writer(*self.file)
         self._layouts = SentLayouts()
+        self._places: dict[Any, _Place] = {}
 
     def pack(self, calls: Calls) -> PackedCalls:
         """The calls as they travel; their arguments are copied."""
@@ -65,8 +79,28 @@ class Packer:
 
     def _packed(self, arguments: Arguments) -> Packed:
         arrays, weak = leaves_of(arguments.values, arguments.treespec)
-        payload = pack(arrays, weak, arguments.treespec, self)
-        return Packed(self._layouts.refer(payload.layout), payload.regions, payload.texts)
+        key = arguments.treespec, weak, tuple([(array.dtype, array.shape) for array in arrays])
+        place = self._places.get(key)
+        if place is None:
+            return self._packed_anew(key, arrays, weak)
+        texts = [a.ravel().tolist() for a in arrays if is_text(a)]
+        if not place.nbytes:
+            return Packed(place.layout, [], texts)
+        name, memory = self.allocate(place.nbytes)
+        for array, offset in zip(arrays, place.offsets, strict=True):
+            if offset is not None:
+                np.ndarray(array.shape, array.dtype, memory, offset)[...] = array
+        return Packed(place.layout, [name], texts)
+
+    def _packed_anew(self, key: Any, arrays: list[Array], weak: tuple[bool, ...]) -> Packed:
+        payload = pack(arrays, weak, key[0], self)
+        sent = self._layouts.refer(payload.layout)
+        known = self._layouts.refer(payload.layout)
+        if isinstance(known, LayoutRef):  # the worker remembers it
+            offsets = [leaf.offset if leaf.region >= 0 else None for leaf in payload.layout.leaves]
+            nbytes = sum(aligned(a.nbytes) for a, offset in zip(arrays, offsets, strict=True) if offset is not None)
+            self._places[key] = _Place(known, offsets, nbytes)
+        return Packed(sent, payload.regions, payload.texts)
 
     def allocate(self, nbytes: int) -> tuple[Slot | Bytes, Bytes]:
         """A slot, or memory that is pickled with the message."""
