@@ -38,15 +38,16 @@ class Packed:
 class PackedCalls:
     """``Calls`` as they travel."""
 
-    __slots__ = ("arguments", "number", "run")
+    __slots__ = ("arguments", "number", "run", "traced")
 
-    def __init__(self, number: int, run: int, arguments: list[Packed]) -> None:
+    def __init__(self, number: int, run: int, arguments: list[Packed], traced: bool) -> None:
         self.number = number
         self.run = run
         self.arguments = arguments
+        self.traced = traced
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PackedCalls, (self.number, self.run, self.arguments)
+        return PackedCalls, (self.number, self.run, self.arguments, self.traced)
 
 
 class _Place:
@@ -72,10 +73,12 @@ class Packer:
         self._writer = Writer(*self.file)
         self._layouts = SentLayouts()
         self._places: dict[Any, _Place] = {}
+        self.waited_s = 0.0
 
     def pack(self, calls: Calls) -> PackedCalls:
         """The calls as they travel; their arguments are copied."""
-        return PackedCalls(calls.number, calls.run, [self._packed(arguments) for arguments in calls.arguments])
+        packed = [self._packed(arguments) for arguments in calls.arguments]
+        return PackedCalls(calls.number, calls.run, packed, calls.traced)
 
     def _packed(self, arguments: Arguments) -> Packed:
         arrays, weak = leaves_of(arguments.values, arguments.treespec)
@@ -129,7 +132,8 @@ class Unpacker:
 
     def unpack(self, calls: PackedCalls) -> Calls:
         """The calls with arguments as ``tf.numpy_function`` hands them over: writable arrays, 0-d ones as scalars."""
-        return Calls(calls.number, calls.run, tuple(self._unpacked(packed) for packed in calls.arguments))
+        arguments = tuple(self._unpacked(packed) for packed in calls.arguments)
+        return Calls(calls.number, calls.run, arguments, calls.traced)
 
     def _unpacked(self, packed: Packed) -> Arguments:
         layout = self._layouts.resolve(packed.layout)
