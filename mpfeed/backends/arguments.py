@@ -140,7 +140,6 @@ class Unpacker:
         regions = [self._reader.lend(r, writable=True) if isinstance(r, Slot) else r for r in packed.regions]
         values: list[Any] = []
         for array in unpack(Payload(layout, packed.regions, packed.texts, 1, False), regions):
-            if not is_text(array):
-                array.flags.writeable = True
+            array.flags.writeable = True
             values.append(array if array.ndim else array[()])
         return Arguments(values, layout.treespec)
