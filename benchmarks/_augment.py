@@ -74,4 +74,4 @@ def bare(work: str) -> Iterator[tuple[Any, Any]]:
     cv2.setNumThreads(1)
     image, function = sample(), globals()[work]
     for number in itertools.count():
-        yield function(image, number)[None], np.int64([number])
+        yield function(image, number)[None], np.array([number])
