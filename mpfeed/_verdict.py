@@ -18,7 +18,7 @@ Kind = Literal[
 # Below this share of waiting there is nothing to gain.
 LITTLE_WAITING = 0.05
 _FEWEST_WAITS = 8
-# Shares of time from which on something counts. They were set with benchmarks/verdicts.py.
+# Shares of time from which on something counts: estimates, to be held against benchmarks/verdicts.py.
 _TRAVELS = 0.5
 _QUEUED = 0.15
 _IDLE = 0.12

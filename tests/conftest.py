@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
@@ -15,6 +16,9 @@ from mpfeed._options import BackendName
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in a shell's background job; programs of the tests inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A fourth backend is one line here (and one in REMOTE, if its sources run elsewhere).
 BACKENDS: list[BackendName] = ["inprocess", "process", "ray"]

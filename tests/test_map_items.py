@@ -52,7 +52,7 @@ def values(feed: mpfeed.Feed) -> list[Any]:
 ITEMS: dict[str, tuple[Any, list[Any]]] = {
     "range": (range(3, 9, 2), [3, 5, 7]),
     "array": (np.arange(6).reshape(3, 2), [[0, 1], [2, 3], [4, 5]]),
-    "array of objects": (np.array([[1, 2], [3]], object), [[1, 2], [3]]),
+    "array of objects": (np.array(["ab", "c"], object), ["ab", "c"]),
     "array of text": (np.array(["a", "bc"]), ["a", "bc"]),
     "array.array": (array.array("i", [1, 2]), [1, 2]),
     "deque": (collections.deque([1, 2]), [1, 2]),

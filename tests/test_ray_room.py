@@ -47,6 +47,7 @@ def test_too_few_resources_are_named_with_what_was_asked_and_what_is_free(backen
     assert "free are" in str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("local_ray")
 def test_workers_without_room_join_when_there_is_and_the_stream_is_the_same(
     keep: Keep, gate: Gate, tally: Tally

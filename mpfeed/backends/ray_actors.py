@@ -40,7 +40,7 @@ from mpfeed._messages import (
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
-from mpfeed.backends.environment import thread_limits
+from mpfeed.backends.environment import memory_settings, thread_limits
 from mpfeed.backends.ray_session import (
     NO_ROOM_S,
     Session,
@@ -213,7 +213,8 @@ class _Engine:
         p, b = self._plan, self._backend
         assert self._session is not None
         environment = {} if b.runtime_env == self._session.job_env else dict(b.runtime_env or {})
-        environment["env_vars"] = {**thread_limits(p.threads_per_worker), **environment.get("env_vars", {})}
+        limits = thread_limits(p.threads_per_worker)
+        environment["env_vars"] = {**memory_settings(), **limits, **environment.get("env_vars", {})}
         labels = {"label_selector": b.label_selector} if b.label_selector else {}
         actor = self._session.actor_class.options(
             num_cpus=b.num_cpus if self._reserves else 0,
