@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from leaks import Holdings
+from leaks import Holdings, spare_imports
 from streams import Closes, Gate, Tally
 
 from mpfeed._options import BackendName
@@ -78,6 +78,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     chosen = [] if callspec is None else [callspec.params.get("backend"), callspec.params.get("remote")]
     if "ray" in chosen or "local_ray" in request.fixturenames:
         request.getfixturevalue("local_ray")  # what it opens is Ray's, and there before the test
+    spare_imports()
     before = Holdings.now()
     yield
     report = request.node.stash.get(_REPORT, None)

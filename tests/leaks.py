@@ -81,6 +81,18 @@ def _lasting_descriptors() -> set[int]:
     return {getattr(wakeup, "_read", -1), getattr(wakeup, "_write", -1)}
 
 
+_imported = 0
+
+
+def spare_imports() -> None:
+    """Let later collections pass over what was imported since: with TensorFlow and Ray each takes 0.3 s otherwise."""
+    global _imported
+    if len(sys.modules) > _imported + 50:
+        gc.collect()
+        gc.freeze()
+        _imported = len(sys.modules)
+
+
 @dataclass(frozen=True, slots=True)
 class Holdings:
     """What this process holds at a moment."""

@@ -204,9 +204,10 @@ def test_a_memory_limit_that_holds_no_message_is_an_error_with_the_numbers() -> 
     limit = mpfeed.Process(memory_limit=1 << 20)
     with (
         mpfeed.from_map(lambda i: np.zeros(1 << 20), range(2), workers=1, backend=limit) as feed,
-        pytest.raises(mpfeed.WorkerError, match=r"memory_limit is 1,048,576 bytes"),
+        pytest.raises(mpfeed.MpfeedError, match=r"memory_limit is 1,048,576 bytes") as caught,
     ):
         next(iter(feed))
+    assert not isinstance(caught.value, mpfeed.WorkerError)  # it is not the user's code that raised
 
 
 @pytest.mark.parametrize("held", [False, True])
