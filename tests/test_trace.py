@@ -26,7 +26,7 @@ def _of(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
 
 def test_a_trace_shows_messages_and_in_them_what_the_source_names(backend: BackendName, tmp_path: Any) -> None:
     path = tmp_path / "trace.json"
-    with mpfeed.from_generator(_named, shards=2, workers=2, batch_size=4, backend=backend) as feed:
+    with mpfeed.from_generator(_named, shards=2, workers=2, batch_size=4, backend=backend, epochs=1) as feed:
         with feed.trace(path):
             assert len(list(feed)) == 6
         events = trace_events.read(path)
@@ -43,7 +43,7 @@ def test_a_trace_shows_messages_and_in_them_what_the_source_names(backend: Backe
 
 def test_quick_samples_travel_in_traced_messages_too(backend: BackendName, tmp_path: Any) -> None:
     path = tmp_path / "trace.json"
-    with mpfeed.from_map(abs, range(5000), workers=1, backend=backend) as feed:
+    with mpfeed.from_map(abs, range(5000), workers=1, backend=backend, epochs=1) as feed:
         with feed.trace(path):
             assert sum(1 for _ in feed) == 5000
         events = trace_events.read(path)
