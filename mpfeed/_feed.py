@@ -19,6 +19,7 @@ from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
 from mpfeed._iterator import FeedIterator, copied, pumped
 from mpfeed._layout import Array
+from mpfeed._leaving import calls
 from mpfeed._map_run import Part
 from mpfeed._messages import Parcel
 from mpfeed._options import Options, backend_of, worker_count
@@ -123,7 +124,7 @@ class Feed:
         if self._crew is None:
             self._crew = self._new_crew()
             self._finalizer = weakref.finalize(self, _close_forgotten, self._crew, repr(self))
-            self._finalizer.atexit = True
+            calls.end_with(self, self._finalizer)
         return self._crew
 
     def _new_crew(self) -> Crew:

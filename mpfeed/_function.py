@@ -16,6 +16,7 @@ from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed
 from mpfeed._layout import leaves_of
+from mpfeed._leaving import calls
 from mpfeed._messages import Arguments
 from mpfeed._options import BackendName, Options, backend_of, worker_count
 from mpfeed._producer import Settings, Work
@@ -114,6 +115,7 @@ class NumpyFunction:
                 exact = o.max_restarts == 0 or o.max_tasks_per_worker is not None
                 self._run = CallRun(crew, together=self._backend.remote and not exact)
                 self._finalizer = weakref.finalize(self, crew.close)
+                calls.end_with(self, self._finalizer)
             return self._run
 
     def stats(self) -> FeedStats:

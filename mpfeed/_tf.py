@@ -12,6 +12,7 @@ import numpy as np
 
 from mpfeed import _interrupts
 from mpfeed._errors import FeedClosed, SignatureError
+from mpfeed._leaving import calls
 from mpfeed._messages import Arguments
 from mpfeed._spec import LeafSpec, Signature
 from mpfeed._structure import flatten, paths, with_tuples
@@ -35,6 +36,7 @@ def dataset(feed: Feed, *, output_signature: Any, prefetch: int | None, chunk: i
     if chunk is not None and chunk != 1:
         raise ValueError(f"chunk={chunk!r}: give 1 to hand elements over one by one, or None")
     _interrupts.install()
+    calls.install()
     if output_signature is not None:
         specs, signature = declared(output_signature)
         feed.declare(signature)
@@ -96,7 +98,7 @@ def _elements(reference: weakref.ref[Feed]) -> Callable[[], Iterator[Any]]:
         try:
             while True:
                 try:
-                    with tf.profiler.experimental.Trace("mpfeed wait"):
+                    with calls, tf.profiler.experimental.Trace("mpfeed wait"):
                         element = next(iterator)
                 except StopIteration:
                     return
@@ -119,7 +121,7 @@ def _chunks(reference: weakref.ref[Feed], signature: Signature) -> Callable[[], 
         try:
             while True:
                 try:
-                    with tf.profiler.experimental.Trace("mpfeed wait"):
+                    with calls, tf.profiler.experimental.Trace("mpfeed wait"):
                         arrays, _ = iterator.next_chunk()
                 except StopIteration:
                     return
@@ -200,6 +202,7 @@ def declared(output_signature: Any) -> tuple[Any, Signature]:
 
 def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
     """One call of a ``NumpyFunction``, eager or inside a ``tf.function`` or ``Dataset.map``."""
+    calls.install()
     leaves, treespec = flatten(arguments)
     reference = weakref.ref(function)
 
@@ -207,7 +210,8 @@ def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
         live = reference()
         if live is None:
             raise FeedClosed("the numpy_function was collected: keep it while the dataset is read")
-        return live.answer(Arguments(list(values), treespec))
+        with calls:
+            return live.answer(Arguments(list(values), treespec))
 
     specs = tf.nest.flatten(function.specs)
     results = tf.numpy_function(run, leaves, [spec.dtype for spec in specs], stateful=True)

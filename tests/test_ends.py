@@ -137,6 +137,26 @@ def test_a_program_ends_without_a_word_of_the_feeds(name: str, tmp_path: Path) -
     assert eventually(lambda: all(gone(int(pid)) for pid in done.stdout.split()), 10)
 
 
+BUSY = {
+    "a feed that was closed": "with feed:\n    held = iter(feed.dataset().repeat().prefetch(1000))\n    next(held)",
+    "a feed that was not closed": "held = iter(feed.dataset().repeat().prefetch(1000))\nnext(held)",
+    "a numpy_function": """
+import tensorflow as tf
+function = mpfeed.numpy_function(lambda i: i, tf.TensorSpec((), tf.int64), backend=BACKEND, workers=1)
+held = iter(tf.data.Dataset.range(10**9).map(function, num_parallel_calls=4).prefetch(1000))
+next(held)
+""",
+}
+
+
+@pytest.mark.parametrize("backend", ["inprocess", "process"])
+@pytest.mark.parametrize("name", BUSY)
+def test_a_program_ends_while_threads_of_tensorflow_ask_for_more(name: str, backend: str, tmp_path: Path) -> None:
+    feed = "feed = mpfeed.from_map(lambda i: i, range(10**6), batch_size=1, workers=1, backend=BACKEND)\n"
+    done = ran(f"import mpfeed\nBACKEND = {backend!r}\n{feed}{BUSY[name]}", tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
 HANDLERS = {
     "default": ("", -signal.SIGTERM, ""),
     "the user's": ("signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(4)))", 4, "saved\n"),
