@@ -71,7 +71,7 @@ class Batch:
         """Take a sample, by value: its source may refill its arrays."""
         if self._stack is None:
             self._kept.append(map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, sample))
-        else:
+        elif not self._stack.take(sample):
             self._stack.add(*taken(sample))
 
     def skip(self, index: int, text: str) -> None:
@@ -135,6 +135,12 @@ class Chunk:
 
     def add(self, sample: Any) -> None:
         """Take a sample, by value."""
+        with self._lock:
+            stack = self._stack
+            if stack is not None and not stack.full and stack.take(sample):
+                self.count += 1
+                self._bytes += stack.row_bytes
+                return
         arrays, weak, treespec = taken(sample)
         nbytes = sum(array.nbytes for array in arrays)
         with self._lock:

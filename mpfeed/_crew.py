@@ -196,6 +196,11 @@ class Crew:
         return [member.pid for member in self._members if member.state == "ready" and member.pid is not None]
 
     @property
+    def remote(self) -> bool:
+        """Whether the workers run elsewhere than in this process."""
+        return self._backend.remote
+
+    @property
     def largest_bytes(self) -> int:
         """Bytes of the largest message that has come."""
         return self._largest_bytes

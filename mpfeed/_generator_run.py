@@ -78,6 +78,8 @@ class GeneratorRun(BaseRun):
         self._units: dict[int, _Shard] = {}
         self._tail: deque[CollateUnit] | None = None
         self._tail_taken = 0
+        # In this process a source runs ahead of its consumer only where that one takes rows, as TensorFlow does.
+        self._gathers = False
         if state is not None:
             self._begin_at(state)
 
@@ -193,7 +195,8 @@ class GeneratorRun(BaseRun):
         position = CONTINUE
         if shard.incarnation != incarnation:
             shard.incarnation, position = incarnation, shard.received
-        limit = 1 if shard.received < shard.careful_until or self.priming else _NO_LIMIT
+        alone = shard.received < shard.careful_until or self.priming or not (self._gathers or self.crew.remote)
+        limit = 1 if alone else _NO_LIMIT
         return MakeShard(number, self.number, self.epoch, shard.index, len(self._shards), position, limit)
 
     def _move(self, shard: _Shard, worker: int) -> None:
@@ -365,6 +368,7 @@ class GeneratorRun(BaseRun):
 
     def next_rows(self) -> Span | End | None:
         """Like ``next_span``, but rows of several shards are interleaved into one new message where they stack."""
+        self._gathers = True
         made = self._current()
         if not isinstance(made, Made) or not self._ordered or len(self._turns) < 2:
             return self.next_span()

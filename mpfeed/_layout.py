@@ -7,6 +7,7 @@ boundary, which is where TensorFlow takes an array without a copy. Text travels 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpfeed._errors import SignatureError
-from mpfeed._structure import Treespec, paths
+from mpfeed._structure import Treespec, paths, picker
 
 # tensorflow/core/framework/tensor: Allocator::kAllocatorAlignment; py_func.cc copies what is not aligned to it.
 ALIGNMENT = 64
@@ -111,6 +112,7 @@ class Allocator(Protocol):
 # ------------------------------------------------------------------------------------------------ leaves
 
 _PYTHON_NUMBERS = (int, float, bool, complex)
+_PYTHON_NUMBER_OF = {"i": int, "u": int, "f": float, "b": bool, "c": complex}
 
 
 def is_text(array: Array) -> bool:
@@ -262,6 +264,9 @@ class Stack:
         self._leaves: tuple[Leaf, ...] = ()
         self._columns: list[Array | list[Any]] = []
         self._regions: list[Any] = []
+        self._pick: Callable[[Any], Any] | None = None  # None: no sample is taken without a closer look
+        self._likes: list[tuple[Array, type, np.dtype[Any], tuple[int, ...]]] = []
+        self.row_bytes = 0
 
     @property
     def full(self) -> bool:
@@ -288,6 +293,25 @@ class Stack:
             else:
                 column[self.count] = array
         self.count += 1
+
+    def take(self, sample: Any) -> bool:
+        """Copy a sample to the next row if it is plainly like the first; False where ``add`` must look closer."""
+        values = self._pick(sample) if self._pick is not None else None
+        if values is None:
+            return False
+        row = self.count
+        for value, (column, kind, dtype, shape) in zip(values, self._likes, strict=True):
+            if type(value) is kind and kind in _PYTHON_NUMBERS:
+                try:
+                    column[row] = value
+                except OverflowError:
+                    return False
+            elif type(value) in (np.ndarray, kind) and value.dtype is dtype and value.shape == shape:
+                column[row] = value
+            else:
+                return False
+        self.count += 1
+        return True
 
     def accepts(self, arrays: list[Array], weak: tuple[bool, ...], treespec: Treespec) -> bool:
         """Whether a sample is exactly like those before it, so that nothing would be cast."""
@@ -342,6 +366,14 @@ class Stack:
         # Only shapes and dtypes of the first sample are needed; its memory may be refilled by the source.
         self._first = [np.broadcast_to(np.empty((), a.dtype), a.shape) for a in arrays]
         self._treespec, self._weak, self._leaves = treespec, weak, tuple(leaves)
+        self.row_bytes = sum(array.nbytes for array in arrays)
+        self._likes = [
+            (column, _PYTHON_NUMBER_OF[array.dtype.kind] if is_weak else array.dtype.type, array.dtype, array.shape)
+            for column, array, is_weak in zip(self._columns, arrays, weak, strict=True)
+            if not isinstance(column, list)
+        ]
+        if len(self._likes) == len(arrays):
+            self._pick = picker(treespec)
 
     def _mismatch(self, arrays: list[Array], weak: tuple[bool, ...], treespec: Treespec) -> str | None:
         if treespec != self._treespec:

@@ -46,13 +46,13 @@ class _OpenShard:
 
     __slots__ = ("ended", "failure", "iterator", "position", "random_state", "rows")
 
-    def __init__(self, iterator: Iterator[Any] | None) -> None:
+    def __init__(self, iterator: Iterator[Any] | None, rows: int = _FIRST_ROWS) -> None:
         self.iterator = iterator
         self.position = 0
         self.random_state: Any = None
         self.ended = False
         self.failure: Failure | None = None
-        self.rows = _FIRST_ROWS
+        self.rows = rows
 
 
 class Producer:
@@ -65,8 +65,8 @@ class Producer:
         allocator: where outgoing bytes lie.
         remote: whether samples and errors leave this process (they are pickled, and nothing of the caller's
             is here to be restored).
-        emit: sends a reply before its request is done, from any thread; None where nobody could take it, and then
-            every sample is a message of its own.
+        emit: sends a reply before its request is done, from any thread; None where nobody could take it: a sample
+            then waits for those that were quick enough to join its message, and for the one that was not.
     """
 
     def __init__(  # noqa: PLR0913 (the two last say where it runs; see above)
@@ -174,7 +174,9 @@ class Producer:
             _close(old.iterator)
         source = self._work.source
         assert isinstance(source, GeneratorSource)
-        opened = self._shards[request.run, request.shard] = _OpenShard(None)
+        # Nothing leaves early where nobody could take it, so that a slow source must show itself first.
+        rows = _FIRST_ROWS if self._early is not None else 1
+        opened = self._shards[request.run, request.shard] = _OpenShard(None, rows)
         self._enter(opened, request)
         epoch = self._epoch(request.epoch)
         opened.iterator = source.iterate(Shard(request.shard, request.shards, epoch, self._settings.seed))
@@ -246,7 +248,7 @@ class Producer:
 
     def _chunk(self, request: MakeShard, shard: _OpenShard) -> Reply:
         reply = Reply(request.number)
-        chunk = self._new_chunk(request.number, min(shard.rows, request.limit))
+        chunk = Chunk(self._allocator, min(shard.rows, request.limit), self._early, request.number)
         add = self._adder(chunk, lambda: (request.shard, shard.position))
         deadline = time.perf_counter() + CHUNK_S
         while True:

@@ -50,6 +50,36 @@ def _plain(tree: Any) -> Any:
     )
 
 
+def picker(treespec: Treespec) -> Callable[[Any], Any]:
+    """A function that gives the leaves of a tree of this structure, in order, and None for another.
+
+    Twice as fast as ``flatten`` for the usual ones: an array, and a tuple or dict of arrays.
+    """
+    count = treespec.num_leaves
+    if treespec.is_leaf():
+        return lambda tree: (tree,)
+    if treespec.is_one_level() and treespec.type is tuple:
+        return lambda tree: tree if type(tree) is tuple and len(tree) == count else None
+    if treespec.is_one_level() and treespec.type is dict:
+        keys = treespec.entries()
+
+        def values(tree: Any) -> list[Any] | None:
+            if type(tree) is not dict or len(tree) != count:
+                return None
+            try:
+                return [tree[key] for key in keys]
+            except KeyError:
+                return None
+
+        return values
+
+    def leaves(tree: Any) -> list[Any] | None:
+        found, structure = flatten(tree)
+        return found if structure == treespec else None
+
+    return leaves
+
+
 def paths(treespec: Treespec) -> list[str]:
     """The path of each leaf as Python would write it: ``['image']``, ``[0]['x']``, ``.low``."""
     return [accessor.codify("") or "(the element)" for accessor in treespec.accessors()]

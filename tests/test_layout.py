@@ -230,3 +230,54 @@ def test_an_element_over_the_first_region_of_adopted_arrays_is_found_again() -> 
         assert (got["b"] == 3).all()
         assert [got["a"].tolist(), got["c"].item(), got["d"].tolist()] == [[0, 1, 2, 3], "text", [0, 1, 2]]
         assert reader.lent == 2
+
+
+A = np.arange(3, dtype=np.float32)
+PLAIN: dict[str, tuple[Any, list[Any]]] = {
+    "array": (A, [A + 1, A.astype(np.float64), A[:2], A.tolist(), (A,), np.float32(1), A.astype(">f4"), A[::-1], None]),
+    "number": (5, [7, -1, 2**70, True, 1.5, np.int64(3), np.int32(3), "text"]),
+    "unsigned": (2**63, [2**63 + 1, 3, -1]),
+    "scalar": (np.int64(5), [np.int64(6), 7, np.array(8), np.array([8]), np.int32(9), np.datetime64(5, "s")]),
+    "tuple": ((A, 1), [(A + 1, 2), (A, 1.5), [A, 1], (A, 1, 2), (A,), {"a": A, "b": 1}, Point(A, 1)]),
+    "list": ([A, 1], [[A + 1, 2], (A, 1), [A, [1]]]),
+    "dict": (
+        {"a": A, "b": 1},
+        [{"b": 2, "a": A + 1}, {"a": A}, {"a": A, "c": 1}, {"a": A, "b": None},
+         {"a": A, "b": 1, "c": 1}, OrderedDict(b=2, a=A), {"a": A, "b": []}],
+    ),
+    "nested": (
+        {"a": (A, {"b": 1})},
+        [{"a": (A + 1, {"b": 2})}, {"a": (A, {"c": 2})}, {"a": (A, 1)}, {"a": [A, {"b": 2}]}],
+    ),
+    "text": (("name", A), [("another", A + 1), (b"bytes", A), (3, A)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_sample_taken_at_a_glance_is_what_a_close_look_would_have_made_of_it(name: str) -> None:
+    first, others = PLAIN[name]
+
+    def stacked(samples: list[Any], glance: bool) -> list[Any] | str:
+        stack = Stack(Heap(adopts=False), 3)
+        try:
+            for sample in samples:
+                if not (glance and stack.take(sample)):
+                    values, treespec = flatten(sample)
+                    stack.add(*leaves_of(values, treespec), treespec)
+        except mpfeed.SignatureError as error:
+            return str(error)
+        return stack.samples()
+
+    glances = 0
+    for other in others:
+        samples = [first, first, other]
+        closely, at_a_glance = stacked(samples, False), stacked(samples, True)
+        if isinstance(closely, str):
+            assert at_a_glance == closely
+        else:
+            assert digest(at_a_glance) == digest(closely)
+        probe = Stack(Heap(adopts=False), 2)
+        values, treespec = flatten(first)
+        probe.add(*leaves_of(values, treespec), treespec)
+        glances += probe.take(other)
+    assert bool(glances) == (name != "text")

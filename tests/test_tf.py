@@ -112,6 +112,26 @@ def test_every_element_of_several_shards_comes_exactly_once_in_order(count: int,
         assert [int(text) for _, text in got] == [n // 1000 for n in want]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_in_process_only_a_dataset_lets_a_source_of_small_elements_run_ahead(workers: int, keep: Keep) -> None:
+    made: list[int] = []
+
+    def source(shard: Shard) -> Iterator[Any]:
+        for i in shard.of(range(500)):
+            made.append(i)
+            yield np.full(4, i, np.int64)
+
+    feed = keep(mpfeed.from_generator(source, shards=workers, workers=workers, backend="inprocess"))
+    assert [int(element[0]) for element in feed] == list(range(500))
+    if workers == 1:
+        made.clear()
+        iterator = iter(feed)
+        next(iterator)
+        assert made == [0]
+        iterator.close()
+    assert [int(element[0]) for element in feed.dataset(prefetch=0)] == list(range(500))
+
+
 def test_with_chunk_1_elements_are_handed_over_one_by_one(keep: Keep) -> None:
     feed = keep(mpfeed.from_map(np.int64, range(50), workers=1, backend="process"))
     ds = feed.dataset(chunk=1, prefetch=None)
