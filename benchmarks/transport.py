@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +68,7 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
         console = Console(width=_WIDTH)
     begun = time.monotonic()
     jobs = _jobs(tuple(size or _DEFAULT_SIZES), tuple(backend or _DEFAULT_BACKENDS), workers, seconds) * rounds
+    jobs_began = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     rows = run_all(jobs, console)
     if json is not None:
         write(rows, json, benchmark="transport")
@@ -80,7 +82,7 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
         draw(_title(of_size), of_size, _columns(of_size), console)
         pages.append(f"{_title(of_size)}\n\n{markdown(of_size, _columns(of_size))}")
     if page is not None:
-        page.write_text("\n".join(pages))
+        page.write_text("\n".join([f"Measured from {jobs_began} on. {Surroundings.now()}\n", *pages]))
     console.print(f"\n{Surroundings.now()}\n{len(rows)} rows in {time.monotonic() - begun:.0f} s", highlight=False)
     raise typer.Exit(130 if len(rows) < len(jobs) else any(row.fault for row in rows))
 
