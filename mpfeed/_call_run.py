@@ -37,6 +37,11 @@ class Call:
     parcel: Parcel | None = None
     error: MpfeedError | None = None
 
+    @property
+    def answered(self) -> bool:
+        """Whether ``answer`` gives or raises something."""
+        return self.parcel is not None or self.error is not None
+
     def answer(self) -> Parcel | None:
         """The result, or None while there is none; raises what the call came to instead."""
         if self.error is not None:

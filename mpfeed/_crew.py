@@ -41,6 +41,7 @@ from mpfeed._messages import (
     Unfit,
 )
 from mpfeed._serialize import error_of
+from mpfeed._sleepers import Sleepers
 from mpfeed._trace import Trace
 from mpfeed.backends.base import GRACE_S, Backend, Engine, Plan
 
@@ -162,7 +163,9 @@ class Crew:
         self.waits: list[float] = []
         self._interrupted_s = -math.inf
         self._unheard = False
-        self.lock = threading.Condition(threading.Lock())
+        lock = threading.Lock()
+        self.lock = threading.Condition(lock)
+        self._sleepers = Sleepers(lock)
         _interrupts.watch(self)
 
     # ------------------------------------------------------------------------------------- what runs use
@@ -358,8 +361,15 @@ class Crew:
 
     # ------------------------------------------------------------------------------------------ waiting
 
-    def wait_for(self, ready: Callable[[], T | None], timeout_s: float | None = None) -> T:
+    def wait_for(
+        self, ready: Callable[[], T | None], timeout_s: float | None = None, served: Callable[[], bool] | None = None
+    ) -> T:
         """Wait until ``ready()``, called with the lock held, gives something.
+
+        Args:
+            ready: takes what there is, asking for more if need be.
+            timeout_s: longest wait, instead of the crew's own.
+            served: whether ``ready()`` would give something, where that can be told without calling it.
 
         Raises:
             FeedClosed: the crew was closed.
@@ -391,7 +401,7 @@ class Crew:
                     warned = True
                     log.warning("%s", self._late(waited))
                 left = (limit if limit is not None else waited + SILENCE_S if warned else SILENCE_S) - waited
-                self._drive(max(left, 0.0) if self._backend.remote or limit is None else None)
+                self._drive(max(left, 0.0) if self._backend.remote or limit is None else None, served)
 
     @contextmanager
     def _waiting(self, start: float) -> Iterator[None]:
@@ -400,6 +410,9 @@ class Crew:
             yield
         finally:
             self.waits.remove(start)
+            self._sleepers.wake_served()  # what was done meanwhile may have failed the units of others
+            if self._driver is None:
+                self._sleepers.wake_one()
 
     def interrupt(self, until_s: float, *, unheard: bool) -> None:
         """End the waits that began by then with ``Interrupted``. Any thread."""
@@ -409,16 +422,16 @@ class Crew:
             self._engine.wake()
         if self.lock.acquire(timeout=GRACE_S):
             try:
-                self.lock.notify_all()
+                self._sleepers.wake_all()
             finally:
                 self.lock.release()
 
-    def _drive(self, timeout_s: float | None) -> None:
+    def _drive(self, timeout_s: float | None, served: Callable[[], bool] | None = None) -> None:
         """Wait for events, or for the consumer that does. The lock is held, but for the wait itself."""
         if self._driver == threading.get_ident():
             raise MpfeedError("a source read the very feed it makes: it would wait for itself")
         if self._driver is not None:
-            self.lock.wait(timeout_s)
+            self._sleepers.wait(timeout_s, served)
             return
         engine = self._opened()
         self._driver = threading.get_ident()
@@ -432,10 +445,12 @@ class Crew:
             self._driver = None
             if self._closed:
                 engine.stop()  # step 2 of the close order fell to this thread
-            self.lock.notify_all()
+                self.lock.notify_all()
+                self._sleepers.wake_all()
         if not self._closed:
             for event in engine.events():
                 self._take(event)
+            self._sleepers.wake_served()
 
     def _take(self, event: Event) -> None:
         member = self._members[event.worker]
@@ -664,7 +679,7 @@ class Crew:
         if engine is not None:
             engine.wake()
         with self.lock:
-            self.lock.notify_all()
+            self._sleepers.wake_all()
             if self._driver not in (None, threading.get_ident()):
                 self.lock.wait_for(lambda: self._driver is None, GRACE_S)
             if self._driver is None and self._engine is not None:

@@ -77,7 +77,7 @@ class NumpyFunction:
         """See ``call``."""
         run = self._opened()
         call = run.ask(arguments)
-        parcel = run.crew.wait_for(call.answer)
+        parcel = run.crew.wait_for(call.answer, served=lambda: call.answered)
         arrays = self._signature.conform(parcel, call.number)
         copies = parcel.crowded is not None and parcel.crowded(parcel)
         with self._lock:
