@@ -79,12 +79,15 @@ def _with_length(length: int | None, made: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _is_small(signature: Signature) -> bool:
-    """Whether every element has the same small size, so that chunks of them are arrays."""
+    """Whether every element has the same small size, so that chunks of them are arrays.
+
+    TensorFlow's ``unbatch`` crashes the process on a leaf without any entry.
+    """
     total = 0
     for leaf in signature.leaves:
         if leaf.shape is None:
             return False
-        sizes = [size for size in leaf.shape if size is not None]
+        sizes = [size for size in leaf.shape if size]
         if len(sizes) < len(leaf.shape):
             return False
         total += (64 if leaf.dtype == object else leaf.dtype.itemsize) * math.prod(sizes)

@@ -141,6 +141,13 @@ def test_with_chunk_1_elements_are_handed_over_one_by_one(keep: Keep) -> None:
         feed.dataset(chunk=8)
 
 
+@pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
+def test_elements_without_any_entry_arrive(shape: Any, keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(lambda i: {"boxes": np.empty(shape), "n": i}, range(3), backend="inprocess"))
+    got = numpy_of(feed.dataset())
+    assert [(element["boxes"].shape, int(element["n"])) for element in got] == [(shape, n) for n in range(3)]
+
+
 def test_repeat_take_zip_cache_and_shuffle_work_as_on_any_dataset(keep: Keep) -> None:
     ds = keep(mpfeed.from_map(np.int64, range(6), workers=2, backend="process", batch_size=1)).dataset()
     whole = list(range(6))
