@@ -79,19 +79,19 @@ def _with_length(length: int | None, made: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _is_small(signature: Signature) -> bool:
-    """Whether every element has the same small size, so that chunks of them are arrays.
-
-    TensorFlow's ``unbatch`` crashes the process on a leaf without any entry.
-    """
+    """Whether every element has the same small size and TensorFlow can cut elements out of a chunk of them."""
     total = 0
     for leaf in signature.leaves:
-        if leaf.shape is None:
+        if leaf.shape is None or None in leaf.shape or not _cuttable(leaf):
             return False
-        sizes = [size for size in leaf.shape if size]
-        if len(sizes) < len(leaf.shape):
-            return False
-        total += (64 if leaf.dtype == object else leaf.dtype.itemsize) * math.prod(sizes)
+        total += (64 if leaf.dtype == object else leaf.dtype.itemsize) * math.prod(size or 0 for size in leaf.shape)
     return total <= CHUNKED_BYTES
+
+
+def _cuttable(leaf: LeafSpec) -> bool:
+    """Whether ``unbatch`` takes the leaf: it crashes the process on one without entries, and has no float8 or int4."""
+    registered = leaf.dtype.isbuiltin == 2  # with NumPy by another package: ml_dtypes
+    return 0 not in (leaf.shape or ()) and (not registered or leaf.dtype.name == "bfloat16")
 
 
 def _live(reference: weakref.ref[Feed]) -> Feed:

@@ -142,10 +142,17 @@ def test_with_chunk_1_elements_are_handed_over_one_by_one(keep: Keep) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3)])
-def test_elements_without_any_entry_arrive(shape: Any, keep: Keep) -> None:
+def test_small_elements_without_any_entry_arrive(shape: Any, keep: Keep) -> None:
     feed = keep(mpfeed.from_map(lambda i: {"boxes": np.empty(shape), "n": i}, range(3), backend="inprocess"))
     got = numpy_of(feed.dataset())
     assert [(element["boxes"].shape, int(element["n"])) for element in got] == [(shape, n) for n in range(3)]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2fnuz", "int4", "uint4"])
+def test_small_elements_of_a_dtype_that_numpy_has_not_arrive(name: str, keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(lambda i: np.full(3, i).astype(name), range(3), backend="inprocess"))
+    got = numpy_of(feed.dataset())
+    assert [(array.dtype.name, array.astype(int).tolist()) for array in got] == [(name, [n] * 3) for n in range(3)]
 
 
 def test_repeat_take_zip_cache_and_shuffle_work_as_on_any_dataset(keep: Keep) -> None:
