@@ -8,6 +8,8 @@ the interpreter goes on once no thread of TensorFlow calls any more: each is the
 from __future__ import annotations
 
 import atexit
+import gc
+import sys
 import threading
 import time
 import weakref
@@ -15,6 +17,8 @@ from typing import Any
 
 # A thread that was going to call again has done so within this time, unless it was not given a core for so long.
 _QUIET_S = 0.05
+# Where calls go on for so long, something swallows the errors (`ignore_errors`), and would for ever.
+_SWALLOWED_S = 3.0
 # A large buffer is filled with errors first, and user code in an in-process worker may not return any sooner; but the
 # exit does not wait for ever.
 _LONGEST_S = 30.0
@@ -51,12 +55,28 @@ class _Calls:
             return
         for finalizer in list(self._finalizers.values()):
             finalizer()
-        deadline = time.monotonic() + _LONGEST_S
-        quiet = False
-        while not quiet and time.monotonic() < deadline:
+        if not self._quiet_within(_SWALLOWED_S):
+            _drop_iterators()
+            self._quiet_within(_LONGEST_S)
+
+    def _quiet_within(self, longest_s: float) -> bool:
+        """Whether no thread of TensorFlow calls any more before that time is over."""
+        deadline = time.monotonic() + longest_s
+        while time.monotonic() < deadline:
             seen = self._count
             time.sleep(_QUIET_S)
-            quiet = not self._inside and self._count == seen
+            if not self._inside and self._count == seen:
+                return True
+        return False
+
+
+def _drop_iterators() -> None:
+    """Cancel every iterator of TensorFlow's that is left, which waits for the calls that it is in."""
+    module = sys.modules.get("tensorflow.python.data.ops.iterator_ops")
+    kind = getattr(module, "OwnedIterator", ())
+    for found in gc.get_objects():
+        if issubclass(type(found), kind):  # unlike isinstance, it asks nothing of a proxy
+            vars(found).pop("_iterator_resource", None)
 
 
 calls = _Calls()

@@ -38,6 +38,9 @@ _POLITE = 0.02
 _SHORT_STEP_S = 0.02
 
 
+# A dataset that is made, or a function that is called, while TensorFlow traces a graph is none of AutoGraph's business:
+# it would rewrite every function on the way, a backend's too, for a minute.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def dataset(feed: Feed, *, output_signature: Any, prefetch: int | None, chunk: int | None) -> tf.data.Dataset:
     """See ``Feed.dataset``."""
     if chunk is not None and chunk != 1:
@@ -227,6 +230,7 @@ def declared(output_signature: Any) -> tuple[Any, Signature]:
 # ----------------------------------------------------------------------------------------- numpy_function
 
 
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
     """One call of a ``NumpyFunction``, eager or inside a ``tf.function`` or ``Dataset.map``."""
     calls.install()

@@ -14,6 +14,8 @@ import pytest
 from streams import eventually
 
 _LIMIT_S = 60
+# As long as an exit waits for threads that call on and on before it gives up on them.
+_GIVES_UP_S = 30
 
 READ = """
 import os
@@ -24,7 +26,7 @@ feed = mpfeed.from_map(lambda i: (i * scale, os.getpid()), range(20), workers=2,
 TOTAL = READ + "with feed:\n    print(sum(int(number) for number, _ in feed))\n"
 
 
-def ran(code: str, tmp_path: Path, how: str = "file") -> subprocess.CompletedProcess[str]:
+def ran(code: str, tmp_path: Path, how: str = "file", limit_s: float = _LIMIT_S) -> subprocess.CompletedProcess[str]:
     """A program, run as a file, from standard input ("-") or as an argument ("-c")."""
     folder = tmp_path / "tmp"
     folder.mkdir(exist_ok=True)
@@ -39,7 +41,7 @@ def ran(code: str, tmp_path: Path, how: str = "file") -> subprocess.CompletedPro
         input=text,
         capture_output=True,
         text=True,
-        timeout=_LIMIT_S,
+        timeout=limit_s,
         env=environment,
         check=False,
     )
@@ -154,6 +156,13 @@ next(held)
 def test_a_program_ends_while_threads_of_tensorflow_ask_for_more(name: str, backend: str, tmp_path: Path) -> None:
     feed = "feed = mpfeed.from_map(lambda i: i, range(10**6), batch_size=1, workers=1, backend=BACKEND)\n"
     done = ran(f"import mpfeed\nBACKEND = {backend!r}\n{feed}{BUSY[name]}", tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_a_program_ends_where_errors_are_ignored_for_ever(tmp_path: Path) -> None:
+    """No error of the closed function ends the iteration, so its thread would call on and on."""
+    function = BUSY["a numpy_function"].replace(".prefetch(1000)", ".ignore_errors().prefetch(10)")
+    done = ran(f"import mpfeed\nBACKEND = 'process'\n{function}", tmp_path, limit_s=_GIVES_UP_S)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 

@@ -365,3 +365,20 @@ def test_a_loop_inside_a_tf_function_reads_a_dataset(keep: Keep) -> None:
         return result
 
     assert int(total(ds)) == int(total(ds)) == 15
+
+
+def test_a_dataset_made_inside_a_traced_function_runs_the_code_as_it_is_written() -> None:
+    seen: list[str] = []
+
+    def source() -> Iterator[int]:
+        frame = __import__("sys")._getframe()
+        while frame is not None:
+            seen.append(frame.f_code.co_name)
+            frame = frame.f_back
+        yield from range(3)
+
+    with mpfeed.from_generator(source, workers=1, backend="inprocess") as feed:
+        interleaved = tf.data.Dataset.range(2).interleave(lambda _: feed.dataset(), cycle_length=1)
+        assert ints(interleaved) == [0, 1, 2, 0, 1, 2]
+    assert "signature" in seen
+    assert "tf__signature" not in seen  # AutoGraph's name for what it rewrote
