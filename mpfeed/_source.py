@@ -182,6 +182,11 @@ def check_map_function(function: Any) -> None:
     """TypeError unless the function can be called with one item (and ``rng``)."""
     if not callable(function):
         raise TypeError(f"from_map needs a function of one item, not {type(function).__name__}")
+    if inspect.isgeneratorfunction(function):
+        raise TypeError(
+            f"{name_of(function)} yields, and from_map needs a function that returns one sample for its item: let it "
+            "return, or use from_generator"
+        )
     parameters = _parameters(function)
     if parameters is None:
         return

@@ -128,6 +128,7 @@ MAPS: list[tuple[Any, Any, dict[str, Any], type[Exception], str]] = [
     (two, [1], {}, TypeError, r"\(a: 'int', b: 'int'\).* cannot be called with one item"),
     (nothing, [1], {}, TypeError, "cannot be called with one item"),
     (keyword_only, [1], {}, TypeError, r"functools\.partial"),
+    (source, [1], {}, TypeError, "source yields, .* or use from_generator"),
     (sample, iter([1, 2]), {}, TypeError, "a live list_iterator"),
     (sample, plain(), {}, TypeError, "a live generator"),
     (sample, {"a": 1}, {}, TypeError, "items is a mapping"),
