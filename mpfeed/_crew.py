@@ -157,7 +157,7 @@ class Crew:
         self._driver: int | None = None
         self._closed = False
         self._pid = os.getpid()
-        self._abandoned: list[Run] = []
+        self._abandoned: list[Callable[[], None]] = []
         self.trace: Trace | None = None
         # When each of the waits for an element began, and up to which of them Ctrl-C ended them.
         self.waits: list[float] = []
@@ -344,11 +344,11 @@ class Crew:
                 self._opened().send(worker, Drop(run.number))
                 self._let_go(worker)
 
-    def abandon(self, run: Run) -> None:
-        """Forget a run whose iterator was collected. Any thread, also inside the garbage collector."""
+    def abandon(self, close: Callable[[], None]) -> None:
+        """Close a run whose iterator was collected. Any thread, also inside the garbage collector."""
         if self._closed or self.forked():
             return
-        self._abandoned.append(run)
+        self._abandoned.append(close)
         if self._driver is None and self.lock.acquire(blocking=False):
             try:
                 self._bury_abandoned()
@@ -357,7 +357,7 @@ class Crew:
 
     def _bury_abandoned(self) -> None:
         while self._abandoned:
-            self.drop(self._abandoned.pop())
+            self._abandoned.pop()()
 
     # ------------------------------------------------------------------------------------------ waiting
 

@@ -17,7 +17,7 @@ from mpfeed._auto import Auto
 from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
-from mpfeed._iterator import FeedIterator, copied, pumped
+from mpfeed._iterator import FeedIterator, Reading, copied, pumped
 from mpfeed._layout import Array
 from mpfeed._leaving import calls
 from mpfeed._map_run import Part
@@ -70,7 +70,7 @@ class Feed:
         self._ahead: BaseRun | None = None
         self._next_epoch = 0
         self._begin: Position | None = None
-        self._current: FeedIterator | None = None
+        self._current: Reading | None = None
         # What a checkpoint follows: the iterations since it began to look on.
         self.passages: list[Passage] | None = None
         self._parts: list[weakref.ref[Feed]] = []
@@ -88,10 +88,10 @@ class Feed:
         with self._lock:
             run = self._take_run()
             begin, self._begin = self._begin, None
-            self._current = iterator = FeedIterator(self, run, begin or Position(run.epoch))
+            self._current = reading = Reading(self, run, begin or Position(run.epoch))
             if self.passages is not None:
-                self.passages.append(iterator.passage)
-            return iterator
+                self.passages.append(reading.passage)
+            return FeedIterator(reading)
 
     def _take_run(self) -> BaseRun:
         """The run of the next epoch: the primed one, the one read ahead, or a new one."""

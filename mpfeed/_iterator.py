@@ -21,21 +21,12 @@ if TYPE_CHECKING:
 
 
 class FeedIterator(Iterator[Any]):
-    """One epoch of a feed. ``close()`` ends it and keeps the workers."""
+    """One epoch of a feed. ``close()`` ends it and keeps the workers, and so does letting go of it."""
 
-    def __init__(self, feed: Feed, run: BaseRun, begin: Position) -> None:
-        self._feed = feed
-        self._run = run
-        self._discard = begin.discard
-        self.passage = Passage(begin, begin.taken)
-        self._span: Span | None = None
-        self._arrays: list[Array] = []
-        self._row = 0
-        self._ended = False
-        self._left_s: float | None = None  # when the latest element was handed over
-        self._group = _Group(feed.filter) if feed.filter is not None else None
-        self._finalizer = weakref.finalize(self, run.crew.abandon, run)  # type: ignore[arg-type]
-        self._finalizer.atexit = False
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        # The feed keeps the reading, for its position, and not this object, whose end ends it.
+        weakref.finalize(self, _forget, weakref.ref(reading), reading.run).atexit = False
 
     def __iter__(self) -> FeedIterator:
         return self
@@ -47,6 +38,42 @@ class FeedIterator(Iterator[Any]):
             StopIteration: the epoch is over, or the iterator was closed.
             WorkerError, WorkerDied, FeedTimeout, SignatureError, FeedClosed: and the iterator is over.
         """
+        return self._reading.next()
+
+    def next_chunk(self) -> tuple[list[Array], int]:
+        """(leaves with elements along their first axis, how many): what is there of the stream."""
+        return self._reading.next_chunk()
+
+    def close(self) -> None:
+        """End this iteration; the workers stop making its elements. Idempotent, from any thread."""
+        self._reading.close()
+
+
+def _forget(reference: weakref.ref[Reading], run: BaseRun) -> None:
+    """The iterator was collected, on any thread."""
+    reading = reference()
+    if reading is not None:
+        reading.forget()
+    run.crew.abandon(run.close)
+
+
+class Reading:
+    """How far one iteration has come, and the elements that it holds."""
+
+    def __init__(self, feed: Feed, run: BaseRun, begin: Position) -> None:
+        self._feed = feed
+        self.run = run
+        self._discard = begin.discard
+        self.passage = Passage(begin, begin.taken)
+        self._span: Span | None = None
+        self._arrays: list[Array] = []
+        self._row = 0
+        self._ended = False
+        self._left_s: float | None = None  # when the latest element was handed over
+        self._group = _Group(feed.filter) if feed.filter is not None else None
+
+    def next(self) -> Any:
+        """See ``FeedIterator.__next__``."""
         if self._discard:
             self._catch_up()
         element = self.next_element() if self._group is None else self._group.next(self)
@@ -61,7 +88,7 @@ class FeedIterator(Iterator[Any]):
                 self._discard -= 1
         except StopIteration:
             raise MpfeedError(
-                f"epoch {self._run.epoch} ended {self._discard} elements before the place that the state is of: a "
+                f"epoch {self.run.epoch} ended {self._discard} elements before the place that the state is of: a "
                 "source must yield the same again when it is replayed"
             ) from None
 
@@ -82,9 +109,9 @@ class FeedIterator(Iterator[Any]):
         return parcel.layout.treespec.unflatten(leaves)
 
     def next_chunk(self) -> tuple[list[Array], int]:
-        """(leaves with elements along their first axis, how many): what is there of the stream."""
+        """See ``FeedIterator.next_chunk``."""
         if self._group is not None:
-            return [np.asarray(leaf)[None] for leaf in flatten(next(self))[0]], 1
+            return [np.asarray(leaf)[None] for leaf in flatten(self.next())[0]], 1
         if self._discard:
             self._catch_up()
         start = time.perf_counter()
@@ -105,7 +132,7 @@ class FeedIterator(Iterator[Any]):
 
     def _waited(self, start: float, now: float, count: int) -> None:
         self._feed.counters.waited(start, now, self._left_s, count)
-        trace = self._run.crew.trace
+        trace = self.run.crew.trace
         if trace is not None:
             trace.waited(start, now, self._left_s)
         self._left_s = now
@@ -114,7 +141,7 @@ class FeedIterator(Iterator[Any]):
         """The next span, waiting for it since ``asked_s``."""
         if self._ended:
             raise StopIteration
-        run = self._run
+        run = self.run
         take = run.next_rows if rows else run.next_span  # type: ignore[attr-defined]
         try:
             span = run.crew.wait_for(lambda: pumped(run, take, self._feed))
@@ -139,7 +166,7 @@ class FeedIterator(Iterator[Any]):
 
     def _advance(self, span: Span, count: int) -> None:
         self._row += count
-        self._run.consumed(span, count)
+        self.run.consumed(span, count)
         if self._row == span.start + span.count:
             self._span, self._arrays = None, []
 
@@ -147,15 +174,15 @@ class FeedIterator(Iterator[Any]):
         """Where the consumer is; after the last element, where that is certain, at the beginning of the next epoch."""
         passage, group = self.passage, self._group
         if self._over():
-            return Position(self._run.epoch + 1)
+            return Position(self.run.epoch + 1)
         if not passage.taken:
-            return Position(self._run.epoch)
+            return Position(self.run.epoch)
         if self._discard or (group is not None and group.repeats):
             return passage.after(passage.taken)
-        return Position(self._run.epoch, passage.taken, self._run.state())
+        return Position(self.run.epoch, passage.taken, self.run.state())
 
     def _over(self) -> bool:
-        if self._span is None and self._group is None and not self._discard and self._run.exhausted:
+        if self._span is None and self._group is None and not self._discard and self.run.exhausted:
             self.passage.over = True
         return self.passage.over
 
@@ -163,20 +190,25 @@ class FeedIterator(Iterator[Any]):
         self._over()
         self._ended = True
         self._span, self._arrays = None, []
-        self._finalizer.detach()
-        if self._run.crew.forked():
+        if self.run.crew.forked():
             return  # a thread of the parent's may have held the lock
-        with self._run.crew.lock:
-            self._run.close()
+        with self.run.crew.lock:
+            self.run.close()
 
     def let_go(self) -> None:
         """The feed was closed: what has come is memory of the workers. The position stays."""
         self._over()
-        with self._run.crew.lock:
-            self._run.close()
+        with self.run.crew.lock:
+            self.run.close()
+
+    def forget(self) -> None:
+        """Nobody reads on; the run is about to be closed. The position stays."""
+        self._over()
+        self._ended = True
+        self._span, self._arrays = None, []
 
     def close(self) -> None:
-        """End this iteration; the workers stop making its elements. Idempotent, from any thread."""
+        """See ``FeedIterator.close``."""
         if not self._ended:
             self._stop()
 
@@ -193,12 +225,12 @@ class _Group:
         """Whether it may come to repeat the epoch's first elements, which must then be made again."""
         return self._part.remainder == "pad"
 
-    def next(self, iterator: FeedIterator) -> Any:
+    def next(self, reading: Reading) -> Any:
         """The part's element of the next group."""
         part, mine, got = self._part, None, 0
         for i in range(part.count):
             try:
-                element = iterator.next_element()
+                element = reading.next_element()
             except StopIteration:
                 break
             got += 1

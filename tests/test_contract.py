@@ -17,6 +17,7 @@ from streams import Gate, Tally, copied, digest, drain, eventually, in_turn, lea
 
 import mpfeed
 from mpfeed import Shard
+from mpfeed._options import BackendName
 
 Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
 
@@ -420,6 +421,25 @@ def test_an_error_of_the_next_epoch_surfaces_only_there(backend: str, tally: Tal
     with pytest.raises(mpfeed.WorkerError, match="in the second epoch"):
         next(iter(feed))
     assert numbers(feed) == [0, 1, 2]
+
+
+def test_a_break_closes_the_generators_in_the_workers_and_keeps_the_position(
+    remote: BackendName, keep: Keep, tally: Tally
+) -> None:
+    notes = Tally(tally.path)
+
+    def endless(shard: Shard) -> Iterator[int]:
+        try:
+            yield from __import__("itertools").count()
+        finally:
+            notes.note("closed")
+
+    feed = keep(mpfeed.from_generator(endless, shards=1, workers=1, batch_size=2, backend=remote))
+    for batch in feed:
+        assert batch.tolist() == [0, 1]
+        break
+    assert eventually(tally.lines)
+    assert feed.state_dict()["taken"] == 1
 
 
 def test_workers_outlive_an_epoch_and_a_break(remote: str, keep: Keep) -> None:
