@@ -257,7 +257,7 @@ class Crew:
     def start_all(self) -> None:
         """Start the workers that were never started, so that they are ready when they are asked. The lock is held."""
         for worker, member in enumerate(self._members):
-            if member.at_work and not member.incarnation:
+            if member.at_work and member.deputy is None and not member.incarnation:
                 self._start(worker)
 
     def adapt(self, auto: Auto, workers: int) -> None:
@@ -463,6 +463,7 @@ class Crew:
                 if member.coming:
                     member.coming, member.at_work = False, True
                     self._resized()
+                self._start_away()
             case Arrived():
                 self._arrived(event.worker, member, event.reply)
             case Unfit():
@@ -516,10 +517,15 @@ class Crew:
             if self._closed:
                 raise FeedClosed("the feed was closed")
             self._engine = self._backend.open(self._plan)
-            for worker in range(len(self._members)):
-                if self.away(worker):
-                    self._start(worker)
         return self._engine
+
+    def _start_away(self) -> None:
+        """Ask for the workers there was no room for, once the others are there: earlier they might take their room."""
+        if any(member.at_work and member.deputy is None and member.state != "ready" for member in self._members):
+            return
+        for worker, member in enumerate(self._members):
+            if member.at_work and member.deputy is not None and member.state == "absent":
+                self._start(worker)
 
     def _start(self, worker: int) -> None:
         member = self._members[worker]

@@ -47,6 +47,14 @@ def test_too_few_resources_are_named_with_what_was_asked_and_what_is_free(backen
     assert "free are" in str(caught.value)
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_workers_without_room_leave_it_to_those_the_feed_begins_with(keep: Keep) -> None:
+    feed = keep(mpfeed.from_generator(counted, workers=3, shards=3, backend=Ray(num_cpus=4)))
+    with pytest.warns(RuntimeWarning, match="room for 2 of the 3 workers"):
+        assert numbers(feed) == list(range(21))
+    assert _states(feed) == ["ready", "ready", "starting"]
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("local_ray")
 def test_workers_without_room_join_when_there_is_and_the_stream_is_the_same(
