@@ -354,10 +354,23 @@ class Crew:
                 self._bury_abandoned()
             finally:
                 self.lock.release()
+            self.close_dropped()
 
     def _bury_abandoned(self) -> None:
         while self._abandoned:
             self._abandoned.pop()()
+
+    def close_dropped(self) -> None:
+        """Where workers run only while somebody waits, let them close the iterators of dropped runs now."""
+        if self._backend.remote or self._engine is None or not self.lock.acquire(blocking=False):
+            return  # whoever holds the lock is about to wait
+        try:
+            if self._driver is None and not self._closed:
+                self._drive(0.0)
+        except Exception:
+            log.warning("a source raised while it was closed", exc_info=True)
+        finally:
+            self.lock.release()
 
     # ------------------------------------------------------------------------------------------ waiting
 

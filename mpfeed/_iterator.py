@@ -194,6 +194,7 @@ class Reading:
             return  # a thread of the parent's may have held the lock
         with self.run.crew.lock:
             self.run.close()
+        self.run.crew.close_dropped()
 
     def let_go(self) -> None:
         """The feed was closed: what has come is memory of the workers. The position stays."""

@@ -424,7 +424,7 @@ def test_an_error_of_the_next_epoch_surfaces_only_there(backend: str, tally: Tal
 
 
 def test_a_break_closes_the_generators_in_the_workers_and_keeps_the_position(
-    remote: BackendName, keep: Keep, tally: Tally
+    backend: BackendName, keep: Keep, tally: Tally
 ) -> None:
     notes = Tally(tally.path)
 
@@ -434,12 +434,16 @@ def test_a_break_closes_the_generators_in_the_workers_and_keeps_the_position(
         finally:
             notes.note("closed")
 
-    feed = keep(mpfeed.from_generator(endless, shards=1, workers=1, batch_size=2, backend=remote))
+    feed = keep(mpfeed.from_generator(endless, shards=1, workers=1, batch_size=2, backend=backend))
     for batch in feed:
         assert batch.tolist() == [0, 1]
         break
     assert eventually(tally.lines)
     assert feed.state_dict()["taken"] == 1
+    iterator = iter(feed)
+    next(iterator)
+    iterator.close()
+    assert eventually(lambda: len(tally.lines()) == 2)
 
 
 def test_workers_outlive_an_epoch_and_a_break(remote: str, keep: Keep) -> None:

@@ -74,7 +74,7 @@ def _answer(producer: Producer, worker: int, message: Request | Drop) -> list[Ev
 
 
 class _Inline:
-    """One worker, run by whoever waits: each ``wait`` answers at most one request."""
+    """One worker, run by whoever waits: each ``wait`` answers at most one request, and one of 0 seconds none."""
 
     room_bytes: int | None = None
 
@@ -97,8 +97,12 @@ class _Inline:
 
     def wait(self, timeout_s: float | None) -> None:
         while self._messages and not self._events and self._producer is not None:
-            message = self._messages.popleft()
-            if isinstance(message, Drop) or message.run not in self._dropped:
+            message = self._messages[0]
+            wanted = not isinstance(message, Drop) and message.run not in self._dropped
+            if wanted and timeout_s == 0:
+                return
+            self._messages.popleft()
+            if wanted or isinstance(message, Drop):
                 self._events.extend(_answer(self._producer, 0, message))
         if not self._events:
             self._woken.wait(timeout_s)
