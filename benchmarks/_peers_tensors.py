@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from benchmarks import references
 from benchmarks._job import Workload
 from benchmarks._peers import MANY, Numbered, shard_batches
 from benchmarks._ray import local_ray
 from benchmarks.references import Stream
+
+_SHARED_MEMORY = Path("/dev/shm")
 
 _IN_FLIGHT = 2
 _ITEMS = 4096
@@ -106,9 +110,17 @@ def hugging_face(workload: Workload, workers: int) -> Iterator[Stream]:
     from datasets import Dataset
 
     numbers = Dataset.from_dict({"number": list(range(MANY))})
-    yield numbers.to_tf_dataset(
-        batch_size=1, collate_fn=Collated(Numbered(workload)), num_workers=workers, num_test_batches=1
-    )
+    before = set(_SHARED_MEMORY.glob("dw_*"))
+    try:
+        yield numbers.to_tf_dataset(
+            batch_size=1, collate_fn=Collated(Numbered(workload)), num_workers=workers, num_test_batches=1
+        )
+    finally:  # its workers and their shared memory outlive an iteration that is not read to its end
+        for process in psutil.Process().children():
+            process.kill()
+            process.wait()
+        for left in set(_SHARED_MEMORY.glob("dw_*")) - before:
+            left.unlink(missing_ok=True)
 
 
 @contextmanager

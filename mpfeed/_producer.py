@@ -271,9 +271,6 @@ class Producer:
         reply.payloads, _ = chunk.close()
         return reply
 
-    def _new_chunk(self, number: int, rows: int) -> Chunk:
-        return Chunk(self._allocator, rows if self._early is not None else 1, self._early, number)
-
     def _broken(self, reply: Reply, shard: _OpenShard, error: BaseException, index: int) -> Reply:
         """The shard's source raised: it is over."""
         self._pass_interrupt(error)
@@ -294,7 +291,8 @@ class Producer:
             reply.failure = self._failed(error, f"item {request.indices[0]} (reading it)", index=request.indices[0])
             return reply
         if self._settings.batch_size is None:
-            chunk = self._new_chunk(request.number, len(request.indices))
+            rows = len(request.indices) if self._early is not None else 1
+            chunk = Chunk(self._allocator, rows, self._early, request.number)
             self._run_items(request, reply, items, chunk)
             reply.payloads, reply.skipped = chunk.close()
             return reply

@@ -16,7 +16,7 @@ from mpfeed._errors import FeedClosed, SignatureError
 from mpfeed._leaving import calls
 from mpfeed._messages import Arguments
 from mpfeed._spec import LeafSpec, Signature
-from mpfeed._structure import flatten, paths, with_tuples
+from mpfeed._structure import Treespec, flatten, paths, with_tuples
 
 try:
     import tensorflow as tf
@@ -26,6 +26,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from mpfeed._feed import Feed
     from mpfeed._function import NumpyFunction
+    from mpfeed._iterator import FeedIterator
 
 # Below this an element costs TensorFlow more to be handed over alone (0.1 to 0.2 ms) than to be cut out of a chunk in
 # C++, which copies it.
@@ -58,9 +59,10 @@ def dataset(feed: Feed, *, output_signature: Any, prefetch: int | None, chunk: i
     polite = bool(prefetch)
     if chunked:
         stacked = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs)
-        made = tf.data.Dataset.from_generator(_chunks(reference, signature, polite), output_signature=stacked).unbatch()
+        rows = _generator(reference, _chunk(signature.treespec), polite)
+        made = tf.data.Dataset.from_generator(rows, output_signature=stacked).unbatch()
     else:
-        made = tf.data.Dataset.from_generator(_elements(reference, polite), output_signature=specs)
+        made = tf.data.Dataset.from_generator(_generator(reference, _element, polite), output_signature=specs)
     made = _with_length(feed.certain_length(), made)
     if prefetch:
         made = made.prefetch(prefetch)
@@ -104,16 +106,19 @@ def _live(reference: weakref.ref[Feed]) -> Feed:
     return feed
 
 
-def _elements(reference: weakref.ref[Feed], polite: bool) -> Callable[[], Iterator[Any]]:
-    """A generator function for TensorFlow that holds the feed weakly: it is kept for the life of the process."""
+def _generator(reference: weakref.ref[Feed], take: Callable[[FeedIterator], Any], polite: bool) -> Callable[[], Any]:
+    """A generator function for TensorFlow that holds the feed weakly: it is kept for the life of the process.
 
-    def elements() -> Iterator[Any]:
+    ``take`` gives what TensorFlow is handed next.
+    """
+
+    def generator() -> Iterator[Any]:
         iterator = iter(_live(reference))
         try:
             while True:
                 try:
                     with calls, tf.profiler.experimental.Trace("mpfeed wait"):
-                        element = next(iterator)
+                        element = take(iterator)
                 except StopIteration:
                     return
                 except (FeedClosed, _interrupts.Interrupted) as error:
@@ -121,40 +126,22 @@ def _elements(reference: weakref.ref[Feed], polite: bool) -> Callable[[], Iterat
                         return
                     raise
                 left_s = time.perf_counter()
-                yield _for_tf(element)
+                yield element
                 del element
                 if polite:
                     _let_pass(time.perf_counter() - left_s)
         finally:
             iterator.close()
 
-    return elements
+    return generator
 
 
-def _chunks(reference: weakref.ref[Feed], signature: Signature, polite: bool) -> Callable[[], Iterator[Any]]:
-    def chunks() -> Iterator[Any]:
-        iterator = iter(_live(reference))
-        structure = signature.treespec
-        try:
-            while True:
-                try:
-                    with calls, tf.profiler.experimental.Trace("mpfeed wait"):
-                        arrays, _ = iterator.next_chunk()
-                except StopIteration:
-                    return
-                except (FeedClosed, _interrupts.Interrupted) as error:
-                    if _unheard(error):
-                        return
-                    raise
-                left_s = time.perf_counter()
-                yield _for_tf(structure.unflatten(arrays))
-                del arrays
-                if polite:
-                    _let_pass(time.perf_counter() - left_s)
-        finally:
-            iterator.close()
+def _element(iterator: FeedIterator) -> Any:
+    return _for_tf(next(iterator))
 
-    return chunks
+
+def _chunk(structure: Treespec) -> Callable[[FeedIterator], Any]:
+    return lambda iterator: _for_tf(structure.unflatten(iterator.next_chunk()[0]))
 
 
 def _let_pass(parked_s: float) -> None:

@@ -16,6 +16,7 @@ from mpfeed import Shard
 from mpfeed._options import BackendName
 
 tf = pytest.importorskip("tensorflow")
+_tf = pytest.importorskip("mpfeed._tf")
 # A main thread that waits inside TensorFlow runs no signal handler: the timeout is a thread's.
 pytestmark = pytest.mark.timeout(120, method="thread")
 
@@ -130,6 +131,32 @@ def test_in_process_only_a_dataset_lets_a_source_of_small_elements_run_ahead(wor
         assert made == [0]
         iterator.close()
     assert [int(element[0]) for element in feed.dataset(prefetch=0)] == list(range(500))
+
+
+@pytest.mark.parametrize("count", [1, 60_000])  # in chunks, and one by one
+def test_a_full_buffer_is_refilled_after_its_reader_has_taken_an_element(
+    count: int, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parked: list[float] = []
+    monkeypatch.setattr(_tf, "_let_pass", parked.append)
+    feed = keep(mpfeed.from_map(lambda i: np.full(count, i), range(5), workers=1, backend="inprocess"))
+    for _ in feed.dataset(prefetch=0):
+        pass
+    assert not parked  # there is no buffer: its reader waits
+    for _ in feed.dataset(prefetch=2):
+        pass
+    assert parked
+
+
+def test_refilling_waits_for_a_small_part_of_a_long_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    for parked_s in (0.0, 0.001, 0.02):
+        _tf._let_pass(parked_s)
+    assert slept == []
+    for parked_s in (0.03, 0.1, 10.0):
+        _tf._let_pass(parked_s)
+    assert slept == pytest.approx([0.0006, 0.001, 0.001])
 
 
 def test_with_chunk_1_elements_are_handed_over_one_by_one(keep: Keep) -> None:
