@@ -39,7 +39,7 @@ class Auto:
     def consider(self, crew: Crew) -> None:
         """Change the number of workers if it is time to and something is to be gained. The crew's lock is held."""
         now_s = time.monotonic()
-        if now_s < self._next_s or crew.coming:
+        if now_s < self._next_s or crew.roster.coming:
             return
         self._next_s = now_s + _LOOK_S
         messages = sum(count.messages for count in crew.counts())
@@ -55,8 +55,6 @@ class Auto:
         log.info("%d workers instead of %d: %s", workers, before, reason)
         if crew.trace is not None:
             crew.trace.note(f"{workers} workers instead of {before}: {reason}")
-        if crew.trace is not None:
-            crew.trace.note(f"{workers} workers instead of {before}: {reason}")
         crew.resize(workers)
 
     def failed(self, workers: int) -> None:
@@ -69,7 +67,7 @@ class Auto:
         memory, crew = usable_memory(), self._crew
         if memory is None or crew is None:
             return 1
-        each = max((resident_bytes(pid) for pid in crew.pids()), default=0) + _MESSAGES_HELD * crew.largest_bytes
+        each = max((resident_bytes(pid) for pid in crew.roster.pids()), default=0) + _MESSAGES_HELD * crew.largest_bytes
         free = memory.available - _MEMORY_LEFT * memory.total
         return max(0, int(free // max(each, 1)))
 

@@ -58,7 +58,7 @@ class _Message:
 
 
 class CallRun:
-    """All calls of one function; see ``mpfeed._crew.Run``.
+    """All calls of one function; see ``mpfeed._roster.Run``.
 
     Args:
         crew: who makes them.
@@ -95,8 +95,8 @@ class CallRun:
 
     def _send_waiting(self) -> None:
         while self._waiting:
-            worker = self.crew.freest()
-            if self.crew.load(worker) >= AHEAD:
+            worker = self.crew.roster.freest()
+            if self.crew.roster.load(worker) >= AHEAD:
                 return
             calls = deque(self._waiting.popleft() for _ in range(self._gathered()))
             self.crew.submit(self, _Message(calls, len(calls)), worker)

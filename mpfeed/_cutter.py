@@ -108,7 +108,7 @@ class Cutter:
         taken = [self._raw.popleft() for _ in range(count)]
         unit = CollateUnit(tuple(sample for sample, _ in taken), mark=taken[-1][1] + 1)
         self._collating.append(unit)
-        self._run.crew.submit(self._run, unit, self._run.crew.freest())
+        self._run.crew.submit(self._run, unit, self._run.crew.roster.freest())
 
 
 def _joined(rows: list[tuple[Parcel, int, int]]) -> Parcel:

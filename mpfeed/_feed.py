@@ -11,16 +11,14 @@ import weakref
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from mpfeed._auto import Auto
 from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
+from mpfeed._epochs import Epochs
 from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
 from mpfeed._iterator import FeedIterator, Reading, copied, pumped
 from mpfeed._layout import Array
 from mpfeed._leaving import calls
-from mpfeed._map_run import Part
 from mpfeed._messages import Parcel
 from mpfeed._options import Options, backend_of, worker_count
 from mpfeed._plans import FeedPlan, MapPlan
@@ -29,6 +27,8 @@ from mpfeed._producer import Settings, Work
 from mpfeed._runs import BaseRun, Broken, End, Span
 from mpfeed._serialize import dumps, loads
 from mpfeed._spec import Signature
+from mpfeed._split import WHOLE, Part, parts
+from mpfeed._state import compare, fingerprint, fingerprint_in, state_of
 from mpfeed._stats import FeedStats
 from mpfeed._trace import Trace
 from mpfeed.backends.base import Plan
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mpfeed")
 AUTOTUNE = -1  # tf.data.AUTOTUNE, without importing TensorFlow
-_STATE_VERSION = 1
 
 
 class Feed:
@@ -66,10 +65,7 @@ class Feed:
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self.counters = Counters(label(self._backend), options.buffer)
         self._signature: Signature | None = None
-        self._primed: BaseRun | None = None
-        self._ahead: BaseRun | None = None
-        self._next_epoch = 0
-        self._begin: Position | None = None
+        self._epochs = Epochs(plan, options)
         self._current: Reading | None = None
         # What a checkpoint follows: the iterations since it began to look on.
         self.passages: list[Passage] | None = None
@@ -86,37 +82,11 @@ class Feed:
             FeedClosed: the feed was closed, or its ``epochs`` are over.
         """
         with self._lock:
-            run = self._take_run()
-            begin, self._begin = self._begin, None
-            self._current = reading = Reading(self, run, begin or Position(run.epoch))
+            run, begin = self._epochs.take(self._opened())
+            self._current = reading = Reading(self, run, begin)
             if self.passages is not None:
                 self.passages.append(reading.passage)
             return FeedIterator(reading)
-
-    def _take_run(self) -> BaseRun:
-        """The run of the next epoch: the primed one, the one read ahead, or a new one."""
-        crew = self._opened()
-        run = self._primed or self._ahead
-        if run is None:
-            run = self._new_run(crew)
-        elif run is self._primed:
-            self._primed = None
-        else:
-            self._ahead = None
-        run.priming = run.ahead = False
-        self._next_epoch = run.epoch + 1
-        return run
-
-    def _new_run(self, crew: Crew) -> BaseRun:
-        epoch = self._next_epoch
-        limit = self._options.epochs
-        if limit is not None and epoch >= limit:
-            raise FeedClosed(
-                f"the feed was built with epochs={limit}, and they are over; raise epochs=, or leave it out"
-            )
-        state = None if self._begin is None else self._begin.at
-        with crew.lock:
-            return self._plan.run(crew, epoch, epoch if self._options.vary_epochs else 0, state)
 
     def _opened(self) -> Crew:
         if self._closed:
@@ -148,16 +118,7 @@ class Feed:
 
     def read_ahead(self, run: BaseRun) -> None:
         """Let workers that have nothing left to do in a run begin the next epoch. The crew's lock is held."""
-        crew = run.crew
-        if self._primed is not None or not any(run.issued_all(w) for w in crew.at_work()):
-            return
-        limit = self._options.epochs
-        if self._ahead is None and run.epoch + 1 == self._next_epoch and (limit is None or self._next_epoch < limit):
-            vary = self._options.vary_epochs
-            self._ahead = self._plan.run(crew, self._next_epoch, self._next_epoch if vary else 0, None)
-            self._ahead.ahead = True
-        if self._ahead is not None and all(run.issued_all(w) for w in range(crew.most)):
-            self._ahead.pump()
+        self._epochs.read_ahead(run)
 
     # ---------------------------------------------------------------------------------------- signature
 
@@ -196,20 +157,15 @@ class Feed:
 
     def _prime(self) -> Parcel:
         """Element 0 of the next epoch, which stays where it is."""
-        if self._primed is None:
-            crew = self._opened()
-            run, self._ahead = self._ahead or self._new_run(crew), None
-            run.priming = True
-            self._primed = run
-        run = self._primed
+        run = self._epochs.prime(self._opened())
         start = time.perf_counter()
         try:
             first: Parcel | End = run.crew.wait_for(lambda: _primed(run))
         except Broken as broken:
-            self._unprime()
+            self._epochs.unprime()
             raise broken.error from broken.error.__cause__
         except BaseException:
-            self._unprime()
+            self._epochs.unprime()
             raise
         if isinstance(first, End):
             raise SignatureError(
@@ -219,12 +175,6 @@ class Feed:
         if self.counters.first_s is None:
             self.counters.first_s = time.perf_counter() - start
         return first
-
-    def _unprime(self) -> None:
-        run, self._primed = self._primed, None
-        if run is not None:
-            with run.crew.lock:
-                run.close()
 
     def declare(self, signature: Signature) -> None:
         """Hold every element to a declared signature from now on."""
@@ -296,12 +246,12 @@ class Feed:
 
     def state_at(self, position: Position) -> dict[str, Any]:
         """The state of a consumer that is there."""
-        return {"version": _STATE_VERSION, "fingerprint": self._fingerprint(), **position.entries()}
+        return state_of(self._fingerprint(), position)
 
     def _where(self) -> Position:
         if self._current is not None:
             return self._current.position()
-        return self._begin or Position(self._next_epoch)
+        return self._epochs.position
 
     def position_after(self, passage: Passage, taken: int) -> Position:
         """Where a consumer is that has used so many elements of a passage's epoch, whatever it was handed beyond."""
@@ -312,18 +262,12 @@ class Feed:
         return passage.after(taken) if at is None else Position(passage.begin.epoch, taken, at)
 
     def _fingerprint(self) -> dict[str, Any]:
-        o = self._options
-        split = self._split()
-        return {
-            **self._plan.fingerprint(), "seed": self._seed, "batch_size": o.batch_size,
-            "drop_remainder": o.drop_remainder, "vary_epochs": o.vary_epochs,
-            "split": None if split.count == 1 else [split.index, split.count, split.remainder],
-        }  # fmt: skip
+        return fingerprint(self._plan, self._options, self._seed, self._split())
 
     def _split(self) -> Part:
         if isinstance(self._plan, MapPlan):
             return self.filter or self._plan.part
-        return self.filter or Part()
+        return self.filter or WHOLE
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next iterator begin where a state was taken; workers and backend may differ.
@@ -337,39 +281,22 @@ class Feed:
         with self._lock:
             if not self._options.ordered:
                 raise MpfeedError("load_state_dict() needs ordered=True: without order a position means nothing")
-            if not isinstance(state, dict) or not {"version", "fingerprint", "epoch", "taken", "at"} <= state.keys():
-                raise ValueError("this is not a state of a feed: pass what state_dict() returned")
-            if state["version"] != _STATE_VERSION:
-                raise ValueError(f"the state has version {state['version']}, this mpfeed reads {_STATE_VERSION}")
-            there = state["fingerprint"]
+            there = fingerprint_in(state)
             if self._crew is None:
-                self._plan.adopt(there)
-            self._compare(there)
-            self._discard_runs()
+                self._adopt(there)
+            compare(self._fingerprint(), there)
+            self._epochs.move(Position.of(state))
             if self._signature is not None and not self._signature.declared:
                 self._signature = None
-            begin = Position.of(state)
-            self._next_epoch = begin.epoch
-            self._begin = begin if begin.taken else None
             self._current = None
 
-    def _compare(self, there: dict[str, Any]) -> None:
-        here = self._fingerprint()
-        if self._options.seed is None and self._crew is None:
-            self._seed = here["seed"] = there.get("seed", self._seed)
+    def _adopt(self, there: dict[str, Any]) -> None:
+        """Take over what this feed left open and no worker was started with."""
+        self._plan.adopt(there)
+        if self._options.seed is None:
+            self._seed = there.get("seed", self._seed)
             if isinstance(self._plan, MapPlan):
                 self._plan.seed = self._seed
-        differing = [name for name in here if here[name] != there.get(name)]
-        if differing:
-            words = "; ".join(f"{name} was {there.get(name)!r} and is {here[name]!r}" for name in differing)
-            raise ValueError(f"the state is of another stream: {words}")
-
-    def _discard_runs(self) -> None:
-        for run in (self._primed, self._ahead):
-            if run is not None:
-                with run.crew.lock:
-                    run.close()
-        self._primed = self._ahead = None
 
     # ------------------------------------------------------------------------------------------ sharing
 
@@ -396,38 +323,26 @@ class Feed:
             ValueError: ``n`` below 1, another remainder, or a shared split of a feed that is not on Ray.
             MpfeedError: ``ordered=False``.
         """
-        count: Any = n
-        if not isinstance(count, (int, np.integer)) or isinstance(count, bool):
-            raise TypeError(f"split({n!r}): give a whole number of at least 1")
-        if n < 1:
-            raise ValueError(f"split({n}): give at least 1")
-        if remainder not in ("drop", "pad", "keep"):
-            raise ValueError(f'remainder={remainder!r}: choose "drop", "pad" or "keep"')
+        chosen = parts(n, remainder)
         if not self._options.ordered:
             raise MpfeedError("split() needs ordered=True: without order the parts would overlap")
         if self._split().count > 1:
             raise MpfeedError("this feed is a part of a split already: split the whole one")
         if shared:
-            return self._share(n, remainder, window, on_lost)
+            return self._share(len(chosen), remainder, window, on_lost)
         self._plan.settle(worker_count(self._options.workers, self._backend))
-        parts = [self._part(Part(i, int(n), remainder)) for i in range(n)]
-        self._parts += [weakref.ref(part) for part in parts]
-        return parts
+        feeds = [self._part(part) for part in chosen]
+        self._parts += [weakref.ref(feed) for feed in feeds]
+        return feeds
 
     def _share(self, n: int, remainder: str, window: int, on_lost: Any) -> list[Feed]:
         from mpfeed import _shared
-        from mpfeed.backends.ray_hub import TELL_S, Sharing
 
-        if isinstance(window, bool) or int(window) != window or window < 1:
-            raise ValueError(f"window={window!r}: give a whole number of at least 1")
-        if on_lost not in ("raise", "continue"):
-            raise ValueError(f'on_lost={on_lost!r}: choose "raise" or "continue"')
-        tell_s = min(TELL_S, self._options.timeout or TELL_S)
-        sharing = Sharing(int(n), remainder, window, on_lost, tell_s)
-        producers, parts = _shared.share(self, self._options, sharing)
+        sharing = _shared.sharing(n, remainder, window, on_lost, self._options.timeout)
+        producers, feeds = _shared.share(self, self._options, sharing)
         self._shared.append(producers)
-        self._parts += [weakref.ref(part) for part in parts]
-        return parts
+        self._parts += [weakref.ref(feed) for feed in feeds]
+        return feeds
 
     def _part(self, part: Part) -> Feed:
         plan = self._plan.split(part)
@@ -479,7 +394,7 @@ class Feed:
         crew = self._crew
         if crew is not None:
             crew.close()
-            self._discard_runs()  # what they were sent is memory of the workers
+            self._epochs.discard()  # what they were sent is memory of the workers
             if self._current is not None:
                 self._current.let_go()
             if crew.trace is not None:

@@ -67,14 +67,14 @@ class GeneratorRun(BaseRun):
         self._batch_size = options.batch_size
         self._ordered = options.ordered
         self._drop_remainder = options.drop_remainder
-        workers = crew.at_work()
+        workers = crew.roster.at_work
         self._shards = [_Shard(i, workers[i % len(workers)]) for i in range(shards)]
         self._turns = list(self._shards)  # those not exhausted, in order
         self._turn = 0
         self._arrived: deque[Made] = deque()  # unordered: as they came
-        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(crew.most)]
-        self._next_of = [0] * crew.most
-        self._held = [0] * crew.most
+        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(crew.roster.most)]
+        self._next_of = [0] * crew.roster.most
+        self._held = [0] * crew.roster.most
         self._units: dict[int, _Shard] = {}
         self._tail: deque[CollateUnit] | None = None
         self._tail_taken = 0
@@ -133,7 +133,7 @@ class GeneratorRun(BaseRun):
 
     def _worker_credit(self, worker: int, credit: int) -> int:
         shards = self._of_worker[worker]
-        if self.crew.away(worker) and any(shard.asked for shard in shards):
+        if self.crew.roster.away(worker) and any(shard.asked for shard in shards):
             return 0  # a shard moves once it has answered
         if self._batch_size is not None or len(shards) <= credit:
             return credit
@@ -179,12 +179,12 @@ class GeneratorRun(BaseRun):
         waiting = [shard for shard in self._shards if not shard.begun and not shard.ended]
         load = {
             worker: sum(shard.begun and not shard.ended for shard in self._of_worker[worker])
-            for worker in self.crew.at_work()
+            for worker in self.crew.roster.at_work
         }
         for shard in waiting:
             shard.worker = min(load, key=lambda worker: load[worker])
             load[shard.worker] += 1
-        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(self.crew.most)]
+        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(self.crew.roster.most)]
 
     def request(self, number: int, unit: Any, worker: int, incarnation: int) -> MakeShard | Collate:
         if isinstance(unit, CollateUnit):
@@ -343,7 +343,7 @@ class GeneratorRun(BaseRun):
                 return None
             self._tail = deque(self._left_over())
             for unit in self._tail:
-                self.crew.submit(self, unit, self.crew.freest())
+                self.crew.submit(self, unit, self.crew.roster.freest())
         if not self._tail:
             return END
         return self._tail[0].made

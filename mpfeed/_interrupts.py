@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from mpfeed._errors import MpfeedError
 
@@ -28,6 +28,15 @@ from mpfeed._errors import MpfeedError
 _HELD_S = 0.25
 # So long after KeyboardInterrupt was raised, what holds the main thread may be the way out.
 _UNWINDING_S = 5.0
+
+
+class Interruptible(Protocol):
+    """Waits that can be ended; ``begun_s`` tells when each of them began, by ``time.monotonic``."""
+
+    begun_s: list[float]
+
+    def interrupt(self, until_s: float, *, unheard: bool) -> None:
+        """End the waits that began by then with ``Interrupted``. Any thread."""
 
 
 class Interrupted(MpfeedError):
@@ -49,7 +58,7 @@ class _Wakeup:
     def __init__(self) -> None:
         self._read = self._write = -1
         self._lock = threading.Lock()
-        self._crews: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._watched: weakref.WeakSet[Interruptible] = weakref.WeakSet()
         self._ran = threading.Event()
         # ctypes frees a callback with its object, and the interpreter may call it late.
         self._note_run = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._main_runs)
@@ -75,10 +84,10 @@ class _Wakeup:
         elif signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _raise_when_tensorflow_returned)
 
-    def watch(self, crew: Any) -> None:
-        """Interrupt this crew's waits."""
+    def watch(self, waits: Interruptible) -> None:
+        """Interrupt these."""
         with self._lock:
-            self._crews.add(crew)
+            self._watched.add(waits)
 
     def _listen(self) -> None:
         while data := os.read(self._read, 64):
@@ -94,8 +103,8 @@ class _Wakeup:
             if signal.getsignal(signal.SIGINT) is _raise_when_tensorflow_returned:  # which lets go of it
                 self.held = frame
             unheard = _in_tensorflow(frame) and len(self._all_waits()) == 1
-            for crew in self._all_crews():
-                crew.interrupt(time.monotonic(), unheard=unheard)
+            for waits in self._all_watched():
+                waits.interrupt(time.monotonic(), unheard=unheard)
 
     def _while_unwinding(self) -> None:
         """End waits where the main thread is held once more: leaving a dataset waits for its generator."""
@@ -106,19 +115,19 @@ class _Wakeup:
                 return  # the next Ctrl-C
             if free:
                 continue
-            waits = self._all_waits()
+            begun_s = self._all_waits()
             reads_on = _in_tensorflow(_main_frame())  # what is being left is in the hands of other code
             until = handled if reads_on else time.monotonic()
-            unheard = not reads_on and len(waits) == 1 and waits[0] <= handled + _HELD_S
-            for crew in self._all_crews():
-                crew.interrupt(until, unheard=unheard)
+            unheard = not reads_on and len(begun_s) == 1 and begun_s[0] <= handled + _HELD_S
+            for waits in self._all_watched():
+                waits.interrupt(until, unheard=unheard)
 
     def _all_waits(self) -> list[float]:
-        return [start for crew in self._all_crews() for start in list(crew.waits)]
+        return [start for waits in self._all_watched() for start in list(waits.begun_s)]
 
-    def _all_crews(self) -> list[Any]:
+    def _all_watched(self) -> list[Interruptible]:
         with self._lock:
-            return list(self._crews)
+            return list(self._watched)
 
     def _main_is_free(self) -> bool:
         """Whether the main thread runs Python: it takes a call where it could have run a handler, and after it."""
@@ -180,9 +189,9 @@ def install() -> None:
     _wakeup.install()
 
 
-def watch(crew: Any) -> None:
-    """Let Ctrl-C end this crew's waits while the main thread cannot run its handler, once ``install`` was called."""
-    _wakeup.watch(crew)
+def watch(waits: Interruptible) -> None:
+    """Let Ctrl-C end these while the main thread cannot run its handler, once ``install`` was called."""
+    _wakeup.watch(waits)
 
 
 def _forget_in_child() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 
 from mpfeed._errors import FeedClosed, MpfeedError
 from mpfeed._layout import Array, heap
-from mpfeed._map_run import Part
 from mpfeed._position import Passage, Position
 from mpfeed._runs import BaseRun, Broken, End, Span
+from mpfeed._split import Part
 from mpfeed._structure import flatten
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from mpfeed._messages import Collate, MakeItems, Parcel, Reply
 from mpfeed._options import Options
 from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
 from mpfeed._serialize import error_of, failure_of, loads
+from mpfeed._split import Part
 
 _MAX_CHUNK = 1024
 
@@ -51,28 +52,6 @@ class _UnreadableError(Exception):
     def __init__(self, position: int) -> None:
         super().__init__()
         self.position = position
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Which elements of the stream a feed delivers: ``index``, ``index + count``, ... (see ``Feed.split``)."""
-
-    index: int = 0
-    count: int = 1
-    remainder: str = "drop"
-
-    def length(self, total: int) -> int:
-        """How many of ``total`` elements this part delivers."""
-        if self.count == 1:
-            return total
-        if self.remainder == "drop":
-            return total // self.count
-        if self.remainder == "pad":
-            return -(-total // self.count) if total else 0
-        return len(range(self.index, total, self.count))
-
-
-WHOLE = Part()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +147,9 @@ class MapRun(BaseRun):
             return
         window = 1 if self.priming else self.crew.workers * self.credit
         while not self._asked_all and len(self._pending) + len(self._arrived) + self._waiting < window:
-            worker = self.crew.freest()
+            worker = self.crew.roster.freest()
             # A worker that is slow now must not hoard what the others could do.
-            if self.crew.load(worker) >= max(self.buffer, 1):
+            if self.crew.roster.load(worker) >= max(self.buffer, 1):
                 return
             unit = self._new_unit()
             if unit is None:

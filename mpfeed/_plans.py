@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from mpfeed._crew import Crew
 from mpfeed._generator_run import GeneratorRun
 from mpfeed._items import Items
-from mpfeed._map_run import WHOLE, Course, MapRun, Part
+from mpfeed._map_run import Course, MapRun
 from mpfeed._options import Options
 from mpfeed._source import GeneratorSource, MapSource, name_of
+from mpfeed._split import WHOLE, Part
 
 
 class FeedPlan(Protocol):

@@ -13,7 +13,7 @@ from mpfeed._plans import GeneratorPlan
 from mpfeed._serialize import dumps
 from mpfeed._source import generator_source
 from mpfeed.backends.ray_actors import Ray
-from mpfeed.backends.ray_hub import Draw, SharedProducers, Sharing
+from mpfeed.backends.ray_hub import TELL_S, Draw, SharedProducers, Sharing
 
 
 class SharedPart(Feed):
@@ -65,6 +65,20 @@ class SharedPart(Feed):
 
     def __repr__(self) -> str:
         return f"<mpfeed.Feed: part {self._draw.index} of a shared split>"
+
+
+def sharing(n: int, remainder: str, window: Any, on_lost: Any, timeout_s: float | None) -> Sharing:
+    """How ``n`` parts share their producers.
+
+    Raises:
+        TypeError: ``window`` is no number.
+        ValueError: ``window`` is no whole number of at least 1, or there is no such ``on_lost``.
+    """
+    if isinstance(window, bool) or int(window) != window or window < 1:
+        raise ValueError(f"window={window!r}: give a whole number of at least 1")
+    if on_lost not in ("raise", "continue"):
+        raise ValueError(f'on_lost={on_lost!r}: choose "raise" or "continue"')
+    return Sharing(n, remainder, int(window), on_lost, min(TELL_S, timeout_s or TELL_S))
 
 
 def share(feed: Feed, options: Options, sharing: Sharing) -> tuple[SharedProducers, list[Feed]]:

@@ -202,7 +202,7 @@ def crowd(gate: Gate, odd: Callable[[], Any], keep: Keep, **options: Any) -> tup
     holder = threading.Thread(target=lambda: got.update(in_threads(function, [0])))
     holder.start()
     crew = function._opened().crew
-    assert eventually(lambda: crew.load(0) == 1)  # the held call leaves before all others
+    assert eventually(lambda: crew.roster.load(0) == 1)  # the held call leaves before all others
     others = threading.Thread(target=lambda: got.update(in_threads(function, range(12, 60))))
     others.start()
     assert eventually(lambda: function.waiting == 47)  # one is being made, one is behind it

@@ -85,8 +85,8 @@ def _states(feed: Feed) -> list[str]:
     crew = feed._crew
     assert crew is not None
     with crew.lock:
-        crew._drive(0.05)
-    return [member.state for member in crew._members]
+        crew.drive_once(0.05)
+    return [member.state for member in crew.roster.members]
 
 
 @pytest.mark.usefixtures("local_ray")

@@ -45,7 +45,7 @@ def alone() -> list[list[Any]]:
 def pids(feed: mpfeed.Feed) -> list[int]:
     """The processes of its workers that live: one that was killed is replaced when there is work for it again."""
     assert feed._crew is not None
-    known = [member.pid for member in feed._crew._members if member.pid is not None]
+    known = [member.pid for member in feed._crew.roster.members if member.pid is not None]
     return [pid for pid in known if psutil.pid_exists(pid)]
 
 

@@ -1,0 +1,235 @@
+"""Consumers that wait for workers: one of them drives the engine, for all.
+
+No thread runs in the background. Whoever waits first waits for the engine's events and has the crew take them; who
+waits meanwhile sleeps until there may be something for it, or until it is its turn to drive.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+from mpfeed import _interrupts
+from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError
+from mpfeed._sleepers import Sleepers
+from mpfeed.backends.base import GRACE_S, Engine
+
+T = TypeVar("T")
+log = logging.getLogger("mpfeed")
+
+# Without a timeout, a wait of this long is worth a word.
+SILENCE_S = 60.0
+
+
+class Driven(Protocol):
+    """What waiting needs of the crew. All but ``wake`` are called with the lock held."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether the workers run elsewhere than in this process."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing comes any more."""
+
+    def engine(self) -> Engine:
+        """The engine; FeedClosed after the end."""
+
+    def wake(self) -> None:
+        """End a wait for the engine's events, the present one or the next, if there is an engine. Any thread."""
+
+    def stop(self) -> None:
+        """Stop the engine, if there is one."""
+
+    def take_events(self) -> None:
+        """Take what has happened."""
+
+    def served(self) -> None:
+        """A wait was successful."""
+
+    def overdue(self, waited_s: float) -> str:
+        """What the workers are doing, in words."""
+
+
+class Waits:
+    """The waits for one crew's workers.
+
+    Args:
+        crew: whose.
+        timeout_s: longest wait, or None.
+
+    Attributes:
+        lock: the crew's; notified when a driver has left.
+        begun_s: when each of the present waits began.
+        waited_s: seconds that all consumers have waited, over all elements.
+    """
+
+    def __init__(self, crew: Driven, timeout_s: float | None) -> None:
+        self._crew = crew
+        self._timeout_s = timeout_s
+        lock = threading.Lock()
+        self.lock = threading.Condition(lock)
+        self._sleepers = Sleepers(lock)
+        self._driver: int | None = None
+        self.begun_s: list[float] = []
+        self.waited_s = 0.0
+        self._interrupted_s = -math.inf  # Ctrl-C ended the waits that had begun by then
+        self._unheard = False
+        self._abandoned: list[Callable[[], None]] = []
+        self._pid = os.getpid()
+        _interrupts.watch(self)
+
+    @property
+    def driven(self) -> bool:
+        """Whether somebody waits for the engine's events."""
+        return self._driver is not None
+
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that the workers belong to."""
+        return os.getpid() != self._pid
+
+    def wait_for(self, ready: Callable[[], T | None], timeout_s: float | None, served: Callable[[], bool] | None) -> T:
+        """See ``Crew.wait_for``."""
+        if self.forked():
+            raise MpfeedError(
+                "this feed was started in another process, of which this one is a fork: build a feed of its own here"
+            )
+        start = time.monotonic()
+        limit = timeout_s if timeout_s is not None else self._timeout_s
+        patience = _Patience(self._crew, limit)
+        with self.lock, self._waiting(start):
+            while True:
+                self._check(start)
+                self._bury_abandoned()
+                value = ready()
+                waited_s = time.monotonic() - start
+                if value is not None:
+                    self._succeeded(waited_s, limit)
+                    return value
+                self._drive(patience.left(waited_s), served)
+
+    def _check(self, start: float) -> None:
+        if start <= self._interrupted_s:
+            raise _interrupts.Interrupted(unheard=self._unheard)
+        if self._crew.closed:
+            raise FeedClosed("the feed was closed while it was being read")
+
+    def _succeeded(self, waited_s: float, limit_s: float | None) -> None:
+        if limit_s is not None and waited_s > limit_s:
+            log.warning("an element took %.1f s, more than timeout=%s", waited_s, limit_s)
+        self.waited_s += waited_s
+        self._crew.served()
+
+    @contextmanager
+    def _waiting(self, start: float) -> Iterator[None]:
+        self.begun_s.append(start)
+        try:
+            yield
+        finally:
+            self.begun_s.remove(start)
+            self._sleepers.wake_served()  # what was done meanwhile may have failed the units of others
+            if self._driver is None:
+                self._sleepers.wake_one()
+
+    def _drive(self, timeout_s: float | None, served: Callable[[], bool] | None = None) -> None:
+        """Wait for events, or for the consumer that does. The lock is held, but for the wait itself."""
+        if self._driver == threading.get_ident():
+            raise MpfeedError("a source read the very feed it makes: it would wait for itself")
+        if self._driver is not None:
+            self._sleepers.wait(timeout_s, served)
+            return
+        self._wait_for_events(self._crew.engine(), timeout_s)
+        if not self._crew.closed:
+            self._crew.take_events()
+            self._sleepers.wake_served()
+
+    def _wait_for_events(self, engine: Engine, timeout_s: float | None) -> None:
+        self._driver = threading.get_ident()
+        try:
+            self.lock.release()
+            try:
+                engine.wait(timeout_s)
+            finally:
+                self.lock.acquire()
+        finally:
+            self._driver = None
+            if self._crew.closed:
+                self._crew.stop()  # step 2 of the close order fell to this thread
+                self.lock.notify_all()
+                self._sleepers.wake_all()
+
+    def drive_once(self, timeout_s: float) -> None:
+        """Take what has happened, or happens within this time, where nobody else does. The lock is held."""
+        if self._driver is None and not self._crew.closed:
+            self._drive(timeout_s)
+
+    def interrupt(self, until_s: float, *, unheard: bool) -> None:
+        """End the waits that began by then with ``Interrupted``. Any thread."""
+        self._unheard = unheard
+        self._interrupted_s = until_s
+        if not self.forked():
+            self._crew.wake()
+        if self.lock.acquire(timeout=GRACE_S):
+            try:
+                self._sleepers.wake_all()
+            finally:
+                self.lock.release()
+
+    def abandon(self, close: Callable[[], None]) -> bool:
+        """Have a run closed whose iterator was collected: now, if nobody holds the lock, or else by who does.
+
+        Any thread, also inside the garbage collector. True where it is closed now.
+        """
+        self._abandoned.append(close)
+        if self.driven or not self.lock.acquire(blocking=False):
+            return False
+        try:
+            self._bury_abandoned()
+        finally:
+            self.lock.release()
+        return True
+
+    def _bury_abandoned(self) -> None:
+        while self._abandoned:
+            self._abandoned.pop()()
+
+    def end(self) -> None:
+        """Steps 1 and 2 of the close order, once the crew is marked closed: end every wait, stop the engine."""
+        self._crew.wake()
+        with self.lock:
+            self._sleepers.wake_all()
+            if self._driver not in (None, threading.get_ident()):
+                self.lock.wait_for(lambda: self._driver is None, GRACE_S)
+            if self._driver is None:
+                self._crew.stop()
+
+
+class _Patience:
+    """How long a wait may still last; it ends in ``FeedTimeout``, or says after a while that it is long."""
+
+    __slots__ = ("_crew", "_limit_s", "_warned")
+
+    def __init__(self, crew: Driven, limit_s: float | None) -> None:
+        self._crew = crew
+        self._limit_s = limit_s
+        self._warned = False
+
+    def left(self, waited_s: float) -> float | None:
+        """Seconds until somebody should look again; None: no need to. The lock is held."""
+        limit_s = self._limit_s
+        if limit_s is not None:
+            if waited_s >= limit_s and self._crew.remote:
+                raise FeedTimeout(self._crew.overdue(waited_s))
+            return max(limit_s - waited_s, 0.0)
+        if not self._warned and waited_s >= SILENCE_S:
+            self._warned = True
+            log.warning("%s", self._crew.overdue(waited_s))
+        if not self._crew.remote:
+            return None
+        return SILENCE_S if self._warned else SILENCE_S - waited_s
