@@ -40,7 +40,7 @@ Function = Callable[..., Any]
 
 
 class _Functions:
-    """``load`` and ``augment`` as functions of tensors, of one kind, and how many of them may run at once."""
+    """``load`` and ``augment`` as functions of tensors, of one kind, and the options that suit them."""
 
     def __init__(self, kind: str, workers: int, opened: ExitStack) -> None:
         import tensorflow as tf
@@ -48,7 +48,7 @@ class _Functions:
         self._kind = kind
         self._workers = workers
         self._opened = opened
-        self.at_once = workers if kind == "mpfeed" else tf.data.AUTOTUNE
+        self.options = tf.data.Options()  # each kind as its documentation recommends
         own = kind == "tf"
         self.load = _tf_load if own else self.of(_augment.load)
         self.augment = _tf_augment if own else self.of(_augment.augment)
@@ -61,7 +61,9 @@ class _Functions:
 
         spec = tf.TensorSpec(SHAPE, tf.uint8)
         if self._kind == "mpfeed":
-            return self._opened.enter_context(mpfeed.numpy_function(function, spec, workers=self._workers))
+            made = self._opened.enter_context(mpfeed.numpy_function(function, spec, workers=self._workers))
+            self.options = made.options()
+            return made
         if self._kind == "numpy_function":
             return lambda *tensors: tf.ensure_shape(tf.numpy_function(function, tensors, tf.uint8), SHAPE)
 
@@ -97,7 +99,7 @@ def _pipeline(kind: str, step: str, workload: Workload, workers: int) -> Iterato
     paths = [files[i % len(files)] for i in range(workload.source.options["images"])]
     with ExitStack() as opened:
         functions = _Functions(kind, workers, opened)
-        at_once = None if step == "serial" else functions.at_once
+        at_once = None if step == "serial" else tf.data.AUTOTUNE
         ds = tf.data.Dataset.from_tensor_slices(paths).map(functions.load, num_parallel_calls=at_once)
         if step in ("cache_memory", "whole"):
             ds = ds.cache()
@@ -108,7 +110,8 @@ def _pipeline(kind: str, step: str, workload: Workload, workers: int) -> Iterato
             ds = ds.shuffle(_SHUFFLE)
         ds = ds.enumerate().map(lambda number, image: functions.augment(image, number), num_parallel_calls=at_once)
         ds = ds.batch(BATCH, drop_remainder=True)
-        yield ds.prefetch(tf.data.AUTOTUNE) if step in ("prefetch", "whole") else ds
+        ds = ds.prefetch(tf.data.AUTOTUNE) if step in ("prefetch", "whole") else ds
+        yield ds.with_options(functions.options)
 
 
 @contextmanager
@@ -121,7 +124,8 @@ def _calls(kind: str, workload: Workload, workers: int) -> Iterator[Stream]:
         function = functions.of(getattr(_augment, workload.source.options["work"]))
         image = tf.constant(_augment.sample())
         ds = tf.data.Dataset.range(2**62)
-        yield ds.map(lambda number: function(image, number), num_parallel_calls=functions.at_once)
+        ds = ds.map(lambda number: function(image, number), num_parallel_calls=tf.data.AUTOTUNE)
+        yield ds.with_options(functions.options)
 
 
 def _row(label: str, opened: Callable[[Workload, int], AbstractContextManager[Stream]]) -> Backend:

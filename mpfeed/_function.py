@@ -8,11 +8,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpfeed import _seed
-from mpfeed._call_run import CallRun
+from mpfeed._call_run import AHEAD, CallRun
 from mpfeed._counters import Counters, label
+from mpfeed._cpus import usable_cpus
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed
 from mpfeed._layout import leaves_of
@@ -26,15 +27,18 @@ from mpfeed._stats import FeedStats
 from mpfeed._structure import flatten
 from mpfeed.backends.base import Backend, Plan
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 
 class NumpyFunction:
     """A function of tensors that runs in worker processes or actors; made by ``numpy_function``.
 
-    Use it as ``ds.map(f, num_parallel_calls=f.workers)``, in ``with`` or with ``close()``; when it is collected, its
-    workers end.
+    Use it as ``ds.map(f, num_parallel_calls=tf.data.AUTOTUNE).with_options(f.options())``, in ``with`` or with
+    ``close()``; when it is collected, its workers end.
 
     Attributes:
-        workers: how many workers there are: the useful ``num_parallel_calls``.
+        workers: how many workers there are: the least useful ``num_parallel_calls``.
     """
 
     def __init__(self, source: CallSource, output_signature: Any, options: Options, seed: int) -> None:
@@ -85,6 +89,16 @@ class NumpyFunction:
             self._counters.nbytes += parcel.nbytes
             self._counters.copied_held += copies
         return [array.copy() for array in arrays] if copies else arrays
+
+    def options(self) -> tf.data.Options:
+        """Threads for tf.data, which are one a CPU otherwise: a call keeps one until it is answered.
+
+        With fewer, tf.data asks for too little at once, and workers idle while a result is on its way. The option
+        holds for the whole dataset that ``with_options`` is called on. A thread that waits takes neither CPU nor GIL.
+        """
+        from mpfeed import _tf
+
+        return _tf.options((AHEAD + 1) * self.workers + usable_cpus())
 
     @property
     def signature(self) -> Signature:

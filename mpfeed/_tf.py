@@ -237,3 +237,10 @@ def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     return tf.nest.pack_sequence_as(function.specs, results)
+
+
+def options(threads: int) -> tf.data.Options:
+    """Options of a dataset that runs its functions in so many threads."""
+    chosen = tf.data.Options()
+    chosen.threading.private_threadpool_size = threads
+    return chosen

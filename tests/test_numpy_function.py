@@ -15,6 +15,7 @@ import pytest
 from streams import Gate, Tally, eventually
 
 import mpfeed
+from mpfeed._cpus import usable_cpus
 from mpfeed._options import BackendName
 
 tf = pytest.importorskip("tensorflow")
@@ -296,3 +297,21 @@ def test_a_bad_argument_is_refused_before_any_worker_exists() -> None:
         mpfeed.numpy_function(np.sum, INT, workers=0)
     with pytest.raises(TypeError, match=r"tf\.TensorSpec"):
         mpfeed.numpy_function(np.sum, tf.RaggedTensorSpec((None, None)))
+
+
+def test_its_options_give_each_call_in_a_workers_hand_and_the_next_a_thread(gate: Gate, keep: Keep) -> None:
+    held = Gate(gate.path)
+
+    def slow(x: Any) -> Any:
+        held.wait()
+        return x
+
+    function = keep(mpfeed.numpy_function(slow, INT, backend="process", workers=1))
+    ds = tf.data.Dataset.range(40).map(function, num_parallel_calls=40).with_options(function.options())
+    got: list[int] = []
+    reader = threading.Thread(target=lambda: got.extend(ints(ds)))
+    reader.start()
+    assert eventually(lambda: function.waiting == 1 + usable_cpus())  # besides two that the worker has in hand
+    held.open()
+    reader.join()
+    assert got == list(range(40))
