@@ -48,8 +48,9 @@ class Effort:
     host: str = ""
     spans: list[_span.Stretch] = field(default_factory=list)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Effort, (
+    def values(self) -> tuple[Any, ...]:
+        """Of its fields, in their order."""
+        return (
             self.done_s, self.busy_s, self.collate_s, self.room_s, self.idle_s, self.cpu_s, self.queued_s,
             self.memory_bytes, self.samples, self.slowest_s, self.slowest, self.host, self.spans,
         )  # fmt: skip

@@ -77,8 +77,9 @@ class Payload:
     count: int
     stacked: bool
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Payload, (self.layout, self.regions, self.texts, self.count, self.stacked)
+    def values(self) -> tuple[Any, ...]:
+        """Of its fields, in their order."""
+        return self.layout, self.regions, self.texts, self.count, self.stacked
 
     @property
     def nbytes(self) -> int:

@@ -192,11 +192,11 @@ class Reply:
         return 0.0 if self.effort is None else self.effort.busy_s
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The effort as its values: to look up a second class would take longer than to read them.
-        effort = None if self.effort is None else self.effort.__reduce__()[1]
+        # What it holds as its values: to look up each class would take longer than to read them.
+        effort = None if self.effort is None else self.effort.values()
+        payloads = [payload.values() for payload in self.payloads]  # type: ignore[union-attr]
         return _received, (
-            self.number, self.payloads, self.end, self.rest, self.skipped, self.failure, self.samples, self.more,
-            effort,
+            self.number, payloads, self.end, self.rest, self.skipped, self.failure, self.samples, self.more, effort,
         )  # fmt: skip
 
 
@@ -204,6 +204,7 @@ def _received(*fields: Any) -> Reply:
     """A reply that was pickled."""
     number, payloads, end, rest, skipped, failure, samples, more, effort = fields
     made = None if effort is None else Effort(*effort)
+    payloads = tuple([Payload(*payload) for payload in payloads])
     return Reply(number, payloads, end, rest, skipped, failure, samples, made, more)
 
 

@@ -11,8 +11,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from mpfeed import _interrupts
@@ -103,16 +102,20 @@ class Waits:
         start = time.monotonic()
         limit = timeout_s if timeout_s is not None else self._timeout_s
         patience = _Patience(self._crew, limit)
-        with self.lock, self._waiting(start):
-            while True:
-                self._check(start)
-                self._bury_abandoned()
-                value = ready()
-                waited_s = time.monotonic() - start
-                if value is not None:
-                    self._succeeded(waited_s, limit)
-                    return value
-                self._drive(patience.left(waited_s), served)
+        with self.lock:
+            self.begun_s.append(start)
+            try:
+                while True:
+                    self._check(start)
+                    self._bury_abandoned()
+                    value = ready()
+                    waited_s = time.monotonic() - start
+                    if value is not None:
+                        self._succeeded(waited_s, limit)
+                        return value
+                    self._drive(patience.left(waited_s), served)
+            finally:
+                self._leave(start)
 
     def _check(self, start: float) -> None:
         if start <= self._interrupted_s:
@@ -126,16 +129,11 @@ class Waits:
         self.waited_s += waited_s
         self._crew.served()
 
-    @contextmanager
-    def _waiting(self, start: float) -> Iterator[None]:
-        self.begun_s.append(start)
-        try:
-            yield
-        finally:
-            self.begun_s.remove(start)
-            self._sleepers.wake_served()  # what was done meanwhile may have failed the units of others
-            if self._driver is None:
-                self._sleepers.wake_one()
+    def _leave(self, start: float) -> None:
+        self.begun_s.remove(start)
+        self._sleepers.wake_served()  # what was done meanwhile may have failed the units of others
+        if self._driver is None:
+            self._sleepers.wake_one()
 
     def _drive(self, timeout_s: float | None, served: Callable[[], bool] | None = None) -> None:
         """Wait for events, or for the consumer that does. The lock is held, but for the wait itself."""

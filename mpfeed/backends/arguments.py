@@ -14,7 +14,7 @@ import numpy as np
 from mpfeed._errors import ArenaFull
 from mpfeed._layout import Array, Bytes, Layout, Payload, aligned, heap, is_text, leaves_of, pack, unpack
 from mpfeed._messages import Arguments, Calls
-from mpfeed.backends.layouts import LayoutRef, SeenLayouts, SentLayouts
+from mpfeed.backends.layouts import SeenLayouts, SentLayouts
 from mpfeed.transport.arena import Reader, Slot, Writer, create_file
 
 # Below this a slot costs more than the three copies of a pickle: about 30 us on both sides.
@@ -26,13 +26,10 @@ class Packed:
 
     __slots__ = ("layout", "regions", "texts")
 
-    def __init__(self, layout: Layout | LayoutRef, regions: list[Any], texts: list[list[Any]]) -> None:
+    def __init__(self, layout: Layout | int, regions: list[Any], texts: list[list[Any]]) -> None:
         self.layout = layout
         self.regions = regions
         self.texts = texts
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Packed, (self.layout, self.regions, self.texts)
 
 
 class PackedCalls:
@@ -47,7 +44,14 @@ class PackedCalls:
         self.traced = traced
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PackedCalls, (self.number, self.run, self.arguments, self.traced)
+        # The arguments as their values: see `Reply`.
+        packed = [(one.layout, one.regions, one.texts) for one in self.arguments]
+        return _received, (self.number, self.run, packed, self.traced)
+
+
+def _received(number: int, run: int, packed: list[Any], traced: bool) -> PackedCalls:
+    """Calls that were pickled."""
+    return PackedCalls(number, run, [Packed(*one) for one in packed], traced)
 
 
 class _Place:
@@ -55,7 +59,7 @@ class _Place:
 
     __slots__ = ("layout", "nbytes", "offsets")
 
-    def __init__(self, layout: LayoutRef, offsets: list[int | None], nbytes: int) -> None:
+    def __init__(self, layout: int, offsets: list[int | None], nbytes: int) -> None:
         self.layout = layout
         self.offsets = offsets
         self.nbytes = nbytes
@@ -99,7 +103,7 @@ class Packer:
         payload = pack(arrays, weak, key[0], self)
         sent = self._layouts.refer(payload.layout)
         known = self._layouts.refer(payload.layout)
-        if isinstance(known, LayoutRef):  # the worker remembers it
+        if isinstance(known, int):  # the worker remembers it
             offsets = [leaf.offset if leaf.region >= 0 else None for leaf in payload.layout.leaves]
             nbytes = sum(aligned(a.nbytes) for a, offset in zip(arrays, offsets, strict=True) if offset is not None)
             self._places[key] = _Place(known, offsets, nbytes)
@@ -137,7 +141,7 @@ class Unpacker:
 
     def _unpacked(self, packed: Packed) -> Arguments:
         layout = self._layouts.resolve(packed.layout)
-        regions = [self._reader.lend(r, writable=True) if isinstance(r, Slot) else r for r in packed.regions]
+        regions = [self._reader.lend(r, writable=True) if isinstance(r, tuple) else r for r in packed.regions]
         values: list[Any] = []
         for array in unpack(Payload(layout, packed.regions, packed.texts, 1, False), regions):
             array.flags.writeable = True

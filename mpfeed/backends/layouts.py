@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from mpfeed._layout import Layout
 
 _REMEMBERED = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutRef:
-    """Stands for a layout that was sent before."""
-
-    number: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LayoutRef, (self.number,)
 
 
 class SentLayouts:
@@ -26,12 +15,12 @@ class SentLayouts:
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
-    def refer(self, layout: Layout) -> Layout | LayoutRef:
-        """What to send in place of a layout."""
+    def refer(self, layout: Layout) -> Layout | int:
+        """What to send in place of a layout: itself the first time, then its number."""
         key = layout.key()
         number = self._numbers.get(key)
         if number is not None:
-            return LayoutRef(number)
+            return number
         if len(self._numbers) < _REMEMBERED:
             self._numbers[key] = len(self._numbers)
         return layout
@@ -43,10 +32,10 @@ class SeenLayouts:
     def __init__(self) -> None:
         self._layouts: list[Layout] = []
 
-    def resolve(self, sent: Layout | LayoutRef) -> Layout:
+    def resolve(self, sent: Layout | int) -> Layout:
         """The layout that was meant; the same object each time."""
-        if isinstance(sent, LayoutRef):
-            return self._layouts[sent.number]
+        if isinstance(sent, int):
+            return self._layouts[sent]
         if len(self._layouts) < _REMEMBERED:
             self._layouts.append(sent)
         return sent

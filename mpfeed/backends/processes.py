@@ -25,7 +25,7 @@ from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
 from mpfeed.backends.environment import worker_environment
 from mpfeed.backends.layouts import SeenLayouts
 from mpfeed.backends.worker import NeedRoom, Room, Start, stack_signal
-from mpfeed.transport.arena import Reader, Slot, create_file
+from mpfeed.transport.arena import Reader, create_file
 from mpfeed.transport.channel import DriverChannel
 
 # Batches of one worker that a consumer may hold in place; beyond it gets copies (DESIGN: cache() holds all of them,
@@ -146,7 +146,7 @@ class _Member:
 
     def resolve(self, name: Any) -> Any:
         """The bytes of a region."""
-        return self.reader.lend(name) if self.reader is not None and isinstance(name, Slot) else name
+        return self.reader.lend(name) if self.reader is not None and isinstance(name, tuple) else name
 
     def state(self) -> str:
         """The kernel's word for what the process does, for one whose Python cannot answer."""

@@ -16,7 +16,6 @@ import time
 import weakref
 from bisect import insort
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,16 +64,9 @@ def _unlinked_file() -> int:
     return fd
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A lent extent: its number in the table, where it starts, how many bytes are in use."""
-
-    number: int
-    offset: int
-    nbytes: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Slot, (self.number, self.offset, self.nbytes)
+# A lent extent: its number in the table, where it starts, how many bytes are in use. A plain tuple, since one travels
+# with every message, and pickling a class of its own takes several times as long.
+Slot = tuple[int, int, int]
 
 
 class Writer:
@@ -124,7 +116,7 @@ class Writer:
         number = self._numbers.pop() if self._numbers else self._number_late(nbytes)
         self._map[number] = 1
         self._lent[number] = (offset, size)
-        return Slot(number, offset, nbytes), self._bytes(offset, nbytes)
+        return (number, offset, nbytes), self._bytes(offset, nbytes)
 
     def empty(self, shape: Any, dtype: Any) -> Array:
         """An array in a slot of its own; see ``mpfeed.empty``."""
@@ -135,9 +127,9 @@ class Writer:
             return np.empty(shape, dtype)
         slot, memory = self.allocate(nbytes)
         array: Array = np.ndarray(shape, dtype, memory)
-        if not isinstance(slot, Slot):
+        if not isinstance(slot, tuple):
             return array
-        number, key = slot.number, id(memory)
+        number, key = slot[0], id(memory)
         self._owners[key] = (
             weakref.ref(memory, lambda _: self._unowned(key, number)),
             slot,
@@ -159,7 +151,7 @@ class Writer:
             return None
         array.flags.writeable = False
         memory.flags.writeable = False
-        self._map[slot.number] = 1
+        self._map[slot[0]] = 1
         return slot
 
     # ---------------------------------------------------------------------------------- extents
@@ -274,12 +266,13 @@ class Reader:
 
     def lend(self, slot: Slot, *, writable: bool = False) -> Bytes:
         """The slot's bytes; it goes back to the writer when they and all views of them are dead."""
-        owner = np.ndarray((slot.nbytes,), np.uint8, self._map, slot.offset)
+        number, offset, nbytes = slot
+        owner = np.ndarray((nbytes,), np.uint8, self._map, offset)
         owner.flags.writeable = writable
         loan = _Loan(owner, self._returned)
-        loan.number, loan.nbytes = slot.number, slot.nbytes
-        self._loans[slot.number] = loan
-        self.lent_bytes += slot.nbytes
+        loan.number, loan.nbytes = number, nbytes
+        self._loans[number] = loan
+        self.lent_bytes += nbytes
         return owner
 
     def _returned(self, loan: Any) -> None:
