@@ -79,7 +79,7 @@ class NumpyFunction:
 
     def answer(self, arguments: Arguments) -> list[Any]:
         """See ``call``."""
-        run = self._opened()
+        run = self._run or self._opened()
         call = run.ask(arguments)
         parcel = run.crew.wait_for(call.answer, served=lambda: call.answered)
         arrays = self._signature.conform(parcel, call.number)

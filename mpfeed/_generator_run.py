@@ -408,8 +408,8 @@ class _Interleaved:
 
     @taken.setter
     def taken(self, value: int) -> None:
-        for number in range(self._seen, value):
-            self._shards[number % len(self._shards)].taken += 1
+        for turn, shard in enumerate(self._shards):
+            shard.taken += len(range(turn, value, len(self._shards))) - len(range(turn, self._seen, len(self._shards)))
         self._seen = value
 
 

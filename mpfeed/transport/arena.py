@@ -14,7 +14,7 @@ import os
 import sys
 import time
 import weakref
-from bisect import insort
+from bisect import bisect
 from collections.abc import Callable
 from typing import Any
 
@@ -189,8 +189,8 @@ class Writer:
         return offset
 
     def _give(self, offset: int, size: int) -> None:
-        insort(self._free, (offset, size))
-        i = self._free.index((offset, size))
+        i = bisect(self._free, (offset, size))
+        self._free.insert(i, (offset, size))
         if i + 1 < len(self._free) and offset + size == self._free[i + 1][0]:
             self._free[i : i + 2] = [(offset, size + self._free[i + 1][1])]
         if i and sum(self._free[i - 1]) == offset:
