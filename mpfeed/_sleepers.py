@@ -35,8 +35,8 @@ class Sleepers:
                 place.notify()
 
     def wake_one(self) -> None:
-        """Wake one, to drive: the first that fell asleep."""
-        for place in self._asleep:
+        """Wake one, to drive: the last that fell asleep. Its own is the furthest off, so it drives the longest."""
+        for place in reversed(self._asleep):
             place.notify()
             return
 

@@ -49,9 +49,9 @@ def test_only_those_are_woken_for_whom_there_may_be_something() -> None:
     assert asleep.after(asleep.sleepers.wake_all, 3) == ["a", "b", "unknown"]
 
 
-def test_the_first_that_fell_asleep_is_woken_to_drive() -> None:
+def test_the_last_that_fell_asleep_is_woken_to_drive() -> None:
     asleep = Asleep({"a": lambda: False, "b": lambda: False})
-    assert asleep.after(asleep.sleepers.wake_one, 1) == ["a"]
+    assert asleep.after(asleep.sleepers.wake_one, 1) == ["b"]
     assert asleep.after(asleep.sleepers.wake_one, 2) == ["a", "b"]
     with asleep.lock:
         asleep.sleepers.wake_one()  # nobody is left
