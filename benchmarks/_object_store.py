@@ -17,12 +17,12 @@ import threading
 
 
 async def _serve(port: int, delay_s: float, count: list[int]) -> asyncio.Server:
-    kept = set()  # a loop holds its tasks weakly
+    kept = set()  # a loop holds its tasks weakly, and the server those of its connections not at all
 
     async def slowed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", port)
-        tasks = {asyncio.current_task(), asyncio.ensure_future(_pass_on(there, writer))}
-        kept.update(tasks)
+        mine, passing = asyncio.current_task(), asyncio.ensure_future(_pass_on(there, writer))
+        kept.add(mine)
         with contextlib.suppress(ConnectionError):  # a client that is gone
             while data := await reader.read(1 << 16):  # a request without a body comes in one piece
                 count[0] += data.startswith(b"GET")
@@ -30,7 +30,8 @@ async def _serve(port: int, delay_s: float, count: list[int]) -> asyncio.Server:
                 back.write(data)
                 await back.drain()
         back.close()
-        kept.difference_update(tasks)
+        await passing
+        kept.discard(mine)
 
     return await asyncio.start_server(slowed, "127.0.0.1", 0)
 

@@ -2,16 +2,18 @@
 
 ``off`` reads the feed in a bare loop. ``on`` traces it, names a span in the source for each batch, and reads it through
 ``mpfeed.monitor``. The source is a Python loop of fixed work, 2 ms a batch and worker, so that all CPUs are busy: what
-looking costs is seen in the throughput. Off and on take turns, each in a fresh process; the ratio is that of each
-round, and the median counts. Beside it: the counting that is always on, and what ``InputMonitor`` adds to a step.
+looking costs is seen in the throughput. Off and on take turns of a third of a second on one feed, since the machine
+itself drifts by more than what is measured; the ratio is that of each pair of turns, and the median counts. Beside it:
+the counting that is always on, and what ``InputMonitor`` adds to a step.
 
 Left out: writing the file of the trace, which happens after the training.
 
-    python -m benchmarks.observing [--rounds 7] [--json FILE]
+    python -m benchmarks.observing [--rounds 60] [--json FILE]
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -32,7 +34,7 @@ import mpfeed
 from benchmarks._rows import Surroundings
 from benchmarks.workloads import spin, spin_iterations
 
-_BATCHES = 2_000
+_TURN, _BETWEEN = 300, 30
 _WARM_UP = 200
 _BATCH_MS = 2.0
 _COUNTED = 100_000
@@ -40,29 +42,43 @@ _STEPS = 1_500
 _LIMIT_S = 100
 
 
-def batches_per_s(looking: bool, iterations: int) -> float:
-    """Throughput of one feed; the first batches are left out."""
+def in_turns(iterations: int, rounds: int) -> dict[str, list[float]]:
+    """Throughput of one feed, turn by turn, off and on."""
+    rates: dict[str, list[float]] = {"off": [], "on": []}
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/looking"
+        switch = np.memmap(path, np.uint8, "w+", shape=(1,))
 
-    def source(shard: Any) -> Iterator[Any]:
-        batch = np.zeros((32, 64), np.float32)
-        while True:
-            if looking:
-                with mpfeed.span("compute a batch"):
+        def source(shard: Any) -> Iterator[Any]:
+            looking, batch = np.memmap(path, np.uint8, "r"), np.zeros((32, 64), np.float32)
+            while True:
+                if looking[0]:
+                    with mpfeed.span("compute a batch"):
+                        spin(iterations)
+                else:
                     spin(iterations)
-            else:
-                spin(iterations)
-            yield batch
+                yield batch
 
-    with tempfile.TemporaryDirectory() as folder, mpfeed.from_generator(source, workers=2) as feed:
-        if looking:
-            feed.trace(Path(folder) / "trace.json")
-        begun_s = 0.0
-        for number, _ in enumerate(mpfeed.monitor(feed) if looking else feed):
-            if number == _WARM_UP:
-                begun_s = time.perf_counter()
-            if number == _WARM_UP + _BATCHES:
-                return _BATCHES / (time.perf_counter() - begun_s)
-    raise AssertionError("the source is endless")
+        with mpfeed.from_generator(source, workers=2) as feed:
+            batches = iter(feed)
+            for turn in range(2 * rounds):
+                mode = ("off", "on", "on", "off")[turn % 4]
+                switch[0] = mode == "on"
+                if mode == "off":
+                    rates[mode].append(_rate(batches))
+                    continue
+                with feed.trace(f"{folder}/trace.json"):
+                    rates[mode].append(_rate(iter(mpfeed.monitor(itertools.chain(batches)))))
+    return rates
+
+
+def _rate(batches: Iterator[Any]) -> float:
+    for _ in range(_BETWEEN):  # made before the turn
+        next(batches)
+    begun_s = time.perf_counter()
+    for _ in range(_TURN):
+        next(batches)
+    return _TURN / (time.perf_counter() - begun_s)
 
 
 def counting_us() -> float:
@@ -107,55 +123,52 @@ def step_us(looking: bool) -> float:
     return float(np.median(np.diff(ends.at_s[_WARM_UP:]))) * 1e6
 
 
-def _fresh(*words: str) -> float:
+def _fresh(*words: str) -> Any:
     command = [sys.executable, "-m", "benchmarks.observing", "--row", " ".join(words)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIMIT_S, env=environment)
-    return float(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def _row(words: str) -> float:
+def _row(words: str) -> Any:
     match words.split():
-        case ["feed", looking, iterations]:
-            return batches_per_s(looking == "on", int(iterations))
+        case ["feed", iterations, rounds]:
+            return in_turns(int(iterations), int(rounds))
         case ["fit", looking]:
             return step_us(looking == "on")
         case _:
             return counting_us()
 
 
-def _measured(rounds: int, console: Console) -> dict[str, Any]:
-    iterations = str(spin_iterations(_BATCH_MS))
-    feeds: dict[str, list[float]] = {"off": [], "on": []}
+def _measured(rounds: int) -> dict[str, Any]:
+    feeds = _fresh("feed", str(spin_iterations(_BATCH_MS)), str(rounds))
     fits: dict[str, list[float]] = {"off": [], "on": []}
-    for number in range(rounds):
-        for mode in ("off", "on") if number % 2 else ("on", "off"):
-            feeds[mode].append(_fresh("feed", mode, iterations))
-        console.print(f"batches/s off {feeds['off'][-1]:.0f}, on {feeds['on'][-1]:.0f}", highlight=False)
-    for mode in ("off", "on") * 2:
+    for mode in ("off", "on", "on", "off"):
         fits[mode].append(_fresh("fit", mode))
     ratios = [on / off for on, off in zip(feeds["on"], feeds["off"], strict=True)]
     return {
-        "batches_per_s": feeds, "ratio": statistics.median(ratios), "ratios": ratios,
+        "batches_per_s": feeds, "median_per_s": statistics.median(feeds["off"]), "ratio": statistics.median(ratios),
+        "spread": "{:.3f} to {:.3f}".format(*np.percentile(ratios, [25, 75])), "ratios": ratios,
         "counting_us": _fresh("counting"), "step_us": fits,
         "input_monitor_us": statistics.median(fits["on"]) - statistics.median(fits["off"]),
     }  # fmt: skip
 
 
 def main(
-    rounds: Annotated[int, typer.Option(help="of off and on", min=1)] = 7,
+    rounds: Annotated[int, typer.Option(help="of off and on", min=2)] = 60,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all figures there")] = None,
     row: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure what looking costs."""
     if row is not None:
-        print(_row(row))
+        print(json.dumps(_row(row)))
         return
     console = Console()
     surroundings = Surroundings.now()
-    found = _measured(rounds, console)
+    found = _measured(rounds)
     console.print(
-        f"looking: {100 * (1 - found['ratio']):.2f} % of throughput (median of {rounds} rounds); always on: "
+        f"looking: {100 * (1 - found['ratio']):.2f} % of {found['median_per_s']:.0f} batches/s (median of {rounds} "
+        f"pairs of turns, half of them within {found['spread']}); always on: "
         f"{found['counting_us']:.2f} µs a batch, both sides; InputMonitor: {found['input_monitor_us']:.0f} µs a step",
         highlight=False,
     )

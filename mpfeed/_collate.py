@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpfeed._errors import SignatureError
-from mpfeed._layout import Array, is_text, leaves_of
+from mpfeed._leaves import Array, is_text, leaves_of
 from mpfeed._structure import flatten, paths
 
 

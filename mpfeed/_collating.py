@@ -9,8 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpfeed._layout import Allocator, Layout, Leaf, Payload, Stack, leaves_of, pack
+from mpfeed._layout import Allocator, Layout, Leaf, Payload, pack
+from mpfeed._leaves import leaves_of
 from mpfeed._messages import Failure, Reply
+from mpfeed._stack import Stack
 from mpfeed._structure import Treespec, flatten, map_leaves
 
 # A message of small samples holds at most this much, and what was ready within this time (DESIGN: chunks).

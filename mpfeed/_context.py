@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mpfeed._layout import Allocator, Array
+from mpfeed._layout import Allocator
+from mpfeed._leaves import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from mpfeed._crew import Crew
 from mpfeed._epochs import Epochs
 from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
 from mpfeed._iterator import FeedIterator, Reading, copied, pumped
-from mpfeed._layout import Array
+from mpfeed._leaves import Array
 from mpfeed._leaving import calls
 from mpfeed._messages import Parcel
 from mpfeed._options import Options, backend_of, worker_count

@@ -16,7 +16,7 @@ from mpfeed._counters import Counters, label
 from mpfeed._cpus import usable_cpus
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed
-from mpfeed._layout import leaves_of
+from mpfeed._leaves import leaves_of
 from mpfeed._leaving import calls
 from mpfeed._messages import Arguments
 from mpfeed._options import BackendName, Options, backend_of, worker_count

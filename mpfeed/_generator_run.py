@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from mpfeed._collating import MAX_ROWS
 from mpfeed._crew import Crew
+from mpfeed._deal import Deal, Shard
 from mpfeed._errors import MpfeedError
-from mpfeed._layout import Layout, Leaf
+from mpfeed._interleaving import Interleaved, alike, interleaved
 from mpfeed._messages import CONTINUE, Collate, MakeShard, Parcel, Reply
 from mpfeed._options import Options
 from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
@@ -23,32 +22,8 @@ _LOST_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class _Shard:
-    """A shard as its consumer sees it. Positions count samples from its beginning."""
-
-    index: int
-    worker: int
-    taken: int = 0  # handed to the consumer
-    received: int = 0  # in replies
-    asked: int = 0  # units unanswered
-    held: int = 0  # units sent, or answered and not yet consumed
-    ended: bool = False
-    incarnation: int = 0  # of the worker that holds its iterator
-    careful_until: int = 0  # a worker died on it: up to this position one sample a message, so that it is named
-    verdict: MpfeedError | None = None  # raised when so much work found no sample that is deadly once more
-    careful_s: float = 0.0
-    queue: deque[Made] = field(default_factory=deque)
-    rest: tuple[Any, ...] = ()
-
-    @property
-    def begun(self) -> bool:
-        """Whether a worker was asked for it, so that it holds its iterator."""
-        return self.incarnation > 0 or self.asked > 0
-
-
-@dataclass(slots=True, eq=False)
 class _ShardUnit:
-    shard: _Shard
+    shard: Shard
 
 
 class GeneratorRun(BaseRun):
@@ -68,14 +43,12 @@ class GeneratorRun(BaseRun):
         self._ordered = options.ordered
         self._drop_remainder = options.drop_remainder
         workers = crew.roster.at_work
-        self._shards = [_Shard(i, workers[i % len(workers)]) for i in range(shards)]
+        self._shards = [Shard(i, workers[i % len(workers)]) for i in range(shards)]
+        self._deal = Deal(self._shards, crew.roster.most)
         self._turns = list(self._shards)  # those not exhausted, in order
         self._turn = 0
         self._arrived: deque[Made] = deque()  # unordered: as they came
-        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(crew.roster.most)]
-        self._next_of = [0] * crew.roster.most
-        self._held = [0] * crew.roster.most
-        self._units: dict[int, _Shard] = {}
+        self._units: dict[int, Shard] = {}
         self._tail: deque[CollateUnit] | None = None
         self._tail_taken = 0
         # In this process a source runs ahead of its consumer only where that one takes rows, as TensorFlow does.
@@ -119,36 +92,26 @@ class GeneratorRun(BaseRun):
             self._ask_for_next()
             return
         credit = self.credit
-        for worker, held in enumerate(self._held):
+        for worker, held in enumerate(self._deal.held):
             if held < self._worker_credit(worker, credit):
                 self._ask_worker(worker, credit)
         self._ask_for_next()
 
     def _ask_worker(self, worker: int, credit: int) -> None:
-        while self._held[worker] < self._worker_credit(worker, credit):
-            shard = self._next_shard(worker)
+        while self._deal.held[worker] < self._worker_credit(worker, credit):
+            shard = self._deal.next_of(worker)
             if shard is None:
                 return
             self._ask(shard)
 
     def _worker_credit(self, worker: int, credit: int) -> int:
-        shards = self._of_worker[worker]
+        shards = self._deal.of[worker]
         if self.crew.roster.away(worker) and any(shard.asked for shard in shards):
             return 0  # a shard moves once it has answered
         if self._batch_size is not None or len(shards) <= credit:
             return credit
         # Elements of a worker's shards alternate, so each shard needs a message of its own in hand.
         return max(credit, sum(not shard.ended for shard in shards))
-
-    def _next_shard(self, worker: int) -> _Shard | None:
-        """The worker's shard whose turn it is to be asked: the order of delivery."""
-        shards = self._of_worker[worker]
-        for _ in range(len(shards)):
-            shard = shards[self._next_of[worker] % len(shards)]
-            self._next_of[worker] += 1
-            if not shard.ended:
-                return shard
-        return None
 
     def _ask_for_next(self) -> None:
         """Whatever credit says, the shard that everyone waits for is asked."""
@@ -161,55 +124,34 @@ class GeneratorRun(BaseRun):
         if not shard.queue and not shard.asked and not shard.ended:
             self._ask(shard)
 
-    def _ask(self, shard: _Shard) -> None:
+    def _ask(self, shard: Shard) -> None:
         shard.asked += 1
-        self._hold(shard, 1)
+        self._deal.hold(shard, 1)
         self.crew.submit(self, _ShardUnit(shard), shard.worker)
 
     def issued_all(self, worker: int) -> bool:
-        return all(shard.ended for shard in self._of_worker[worker])
+        return all(shard.ended for shard in self._deal.of[worker])
 
     # ---------------------------------------------------------------------------------- the crew's side
 
     def holds(self, worker: int) -> bool:
-        return any(not shard.ended and shard.begun for shard in self._of_worker[worker])
+        return any(not shard.ended and shard.begun for shard in self._deal.of[worker])
 
     def resized(self) -> None:
-        """Deal the shards that no worker has begun to those with the fewest; another would have to be run anew."""
-        waiting = [shard for shard in self._shards if not shard.begun and not shard.ended]
-        load = {
-            worker: sum(shard.begun and not shard.ended for shard in self._of_worker[worker])
-            for worker in self.crew.roster.at_work
-        }
-        for shard in waiting:
-            shard.worker = min(load, key=lambda worker: load[worker])
-            load[shard.worker] += 1
-        self._of_worker = [[s for s in self._shards if s.worker == w] for w in range(self.crew.roster.most)]
+        self._deal.anew(self.crew.roster.at_work)
 
     def request(self, number: int, unit: Any, worker: int, incarnation: int) -> MakeShard | Collate:
         if isinstance(unit, CollateUnit):
             return self.collate_request(number, unit)
         shard = unit.shard
         if shard.worker != worker:
-            self._move(shard, worker)
+            self._deal.move(shard, worker)
         position = CONTINUE
         if shard.incarnation != incarnation:
             shard.incarnation, position = incarnation, shard.received
         alone = shard.received < shard.careful_until or self.priming or not (self._gathers or self.crew.remote)
         limit = 1 if alone else _NO_LIMIT
         return MakeShard(number, self.number, self.epoch, shard.index, len(self._shards), position, limit)
-
-    def _move(self, shard: _Shard, worker: int) -> None:
-        """A shard's own worker is away: another runs it again up to where it is, and goes on."""
-        self._of_worker[shard.worker].remove(shard)
-        self._of_worker[worker].append(shard)
-        self._held[shard.worker] -= shard.held
-        self._held[worker] += shard.held
-        shard.worker, shard.incarnation = worker, 0
-
-    def _hold(self, shard: _Shard, units: int) -> None:
-        shard.held += units
-        self._held[shard.worker] += units
 
     def receive(self, unit: Any, reply: Reply) -> None:
         if isinstance(unit, CollateUnit):
@@ -232,16 +174,16 @@ class GeneratorRun(BaseRun):
         self._keep(shard, made)
 
     @staticmethod
-    def _judge(shard: _Shard, made: Made, reply: Reply) -> None:
+    def _judge(shard: Shard, made: Made, reply: Reply) -> None:
         """End a shard whose worker died where no other may, once what was lost with it has come again."""
         shard.careful_s -= reply.busy_s
         if reply.end or shard.careful_s <= 0 or shard.received >= shard.careful_until:
             made.error = made.error or shard.verdict
             shard.verdict, shard.ended = None, True
 
-    def _keep(self, shard: _Shard, made: Made) -> None:
+    def _keep(self, shard: Shard, made: Made) -> None:
         if made.spent:
-            self._hold(shard, -(not made.more))
+            self._deal.hold(shard, -(not made.more))
             return
         shard.queue.append(made)
         if not self._ordered:
@@ -310,7 +252,7 @@ class GeneratorRun(BaseRun):
         span.mark = shard
         if made.spent:
             shard.queue.remove(made)
-            self._hold(shard, -(not made.more))
+            self._deal.hold(shard, -(not made.more))
             if not self._ordered:
                 self._arrived.popleft()
                 del self._units[id(made)]
@@ -378,59 +320,18 @@ class GeneratorRun(BaseRun):
         heads = [shard.queue[0] if shard.queue else None for shard in turns]
         rounds = min(head.rows if head is not None else 0 for head in heads)
         parcels = [head.parcels[0] for head in heads if head is not None and head.parcels]
-        if rounds < 2 or not all(p.stacked and _alike(p, parcels[0]) for p in parcels):
+        if rounds < 2 or not all(p.stacked and alike(p, parcels[0]) for p in parcels):
             return self.next_span()
         spans = []
         for shard, head in zip(turns, heads, strict=True):
             assert head is not None
             spans.append(self._advance(shard, head, rounds))
-        return Span(_interleaved(spans), 0, rounds * len(spans), _Interleaved(turns))
+        return Span(interleaved(spans), 0, rounds * len(spans), Interleaved(turns))
 
-    def _advance(self, shard: _Shard, head: Made, rows: int) -> Span:
+    def _advance(self, shard: Shard, head: Made, rows: int) -> Span:
         span = head.span(rows)
         assert span is not None
         if head.spent:
             shard.queue.popleft()
-            self._hold(shard, -(not head.more))
+            self._deal.hold(shard, -(not head.more))
         return span
-
-
-class _Interleaved:
-    """Stands for several shards as the origin of a span."""
-
-    def __init__(self, shards: list[_Shard]) -> None:
-        self._shards = shards
-        self._seen = 0
-
-    @property
-    def taken(self) -> int:
-        return self._seen
-
-    @taken.setter
-    def taken(self, value: int) -> None:
-        for turn, shard in enumerate(self._shards):
-            shard.taken += len(range(turn, value, len(self._shards))) - len(range(turn, self._seen, len(self._shards)))
-        self._seen = value
-
-
-def _alike(one: Parcel, other: Parcel) -> bool:
-    if one.layout is other.layout:
-        return True
-    return one.layout.treespec == other.layout.treespec and all(
-        a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
-        for a, b in zip(one.layout.leaves, other.layout.leaves, strict=True)
-    )
-
-
-def _interleaved(spans: list[Span]) -> Parcel:
-    """Row r of every span, then row r + 1: one copy of small samples."""
-    first = spans[0].parcel
-    arrays = []
-    for k in range(len(first.arrays)):
-        columns = [span.parcel.arrays[k][span.start : span.start + span.count] for span in spans]
-        merged = np.stack(columns, axis=1).reshape(-1, *columns[0].shape[1:])
-        merged.flags.writeable = False
-        arrays.append(merged)
-    count = spans[0].count * len(spans)
-    leaves = tuple(Leaf(f.dtype, (count, *f.shape[1:]), f.weak, -1, 0) for f in first.layout.leaves)
-    return Parcel(Layout(first.layout.treespec, leaves), arrays, count, True, 0)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpfeed._errors import FeedClosed, MpfeedError
-from mpfeed._layout import Array, heap
+from mpfeed._layout import heap
+from mpfeed._leaves import Array
 from mpfeed._position import Passage, Position
 from mpfeed._runs import BaseRun, Broken, End, Span
 from mpfeed._split import Part

@@ -7,7 +7,8 @@ from typing import Any
 
 from mpfeed._effort import Effort
 from mpfeed._errors import MpfeedError
-from mpfeed._layout import Array, Layout, Payload
+from mpfeed._layout import Layout, Payload
+from mpfeed._leaves import Array
 from mpfeed._structure import Treespec
 
 CONTINUE = -1

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from mpfeed._errors import SignatureError
-from mpfeed._layout import Array, Layout, Leaf, castable, fits
+from mpfeed._layout import Layout, Leaf
+from mpfeed._leaves import Array, castable, fits
 from mpfeed._messages import Parcel
 from mpfeed._structure import Treespec, paths
 

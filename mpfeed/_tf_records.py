@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpfeed._errors import MpfeedError, SignatureError
-from mpfeed._layout import Array
+from mpfeed._leaves import Array
 from mpfeed._records import COMPLETE, UNFINISHED, Compression, Leaf, Manifest, Part, described, rebuilt, sync
 from mpfeed._structure import Treespec, flatten, paths
 from mpfeed._tf import tf_dtype  # first: it says what to do where TensorFlow is missing

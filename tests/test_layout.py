@@ -17,7 +17,9 @@ from hypothesis.extra import numpy as hnp
 from streams import digest, leaves
 
 import mpfeed
-from mpfeed._layout import ALIGNMENT, Allocator, Stack, as_leaf, leaves_of, pack, unpack
+from mpfeed._layout import ALIGNMENT, Allocator, pack, unpack
+from mpfeed._leaves import as_leaf, leaves_of
+from mpfeed._stack import Stack
 from mpfeed._structure import flatten
 from mpfeed.transport.arena import Heap, Reader, Writer, create_file
 

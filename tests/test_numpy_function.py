@@ -123,6 +123,44 @@ def test_a_result_unlike_the_signature_is_refused(result: Callable[[], Any], wor
         function.call((np.int64(0),))
 
 
+DTYPES = [
+    "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32",
+    "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2",
+]  # fmt: skip
+
+
+def given(tree: Any, text: Any, pair: Any) -> Any:
+    """What a function is handed: types, dtypes and shapes in words, and the values as they are."""
+    words = [
+        f"{type(x).__name__} {np.asarray(x).dtype} {np.shape(x)} {getattr(x, 'flags', {'WRITEABLE': 0})['WRITEABLE']}"
+        for part in (*tree.values(), text, pair)
+        for x in (part if isinstance(part, tuple) else (part,))
+    ]
+    return "; ".join(words), text, *(x for part in tree.values() for x in part)
+
+
+def test_every_dtype_and_structure_is_handed_over_as_tf_numpy_function_does(keep: Keep) -> None:
+    parts = [tf.reshape(tf.range(6.0), (2, 3)), tf.constant(1.0), tf.zeros((0, 2))]
+    tree = {name: tuple(tf.cast(part, name) for part in parts) for name in sorted(DTYPES)}
+    arguments = (tree, tf.constant([["", "z\0"], ["\u65e5", "b"]]), (tf.constant("one"), tf.constant(3)))
+    leaves = tf.nest.flatten(arguments)
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in tf.nest.flatten(tree)]
+    signature = (tf.TensorSpec((), tf.string), tf.TensorSpec((2, 2), tf.string), *specs)
+    here = tf.function(  # eagerly, TensorFlow fails on a bfloat16 without dimensions
+        lambda: tf.numpy_function(
+            lambda *values: given(*tf.nest.pack_sequence_as(arguments, list(values))),
+            leaves,
+            [spec.dtype for spec in signature],
+        )
+    )()
+    function = keep(mpfeed.numpy_function(given, signature, workers=1))
+    there = tf.function(lambda: function(*arguments))()
+    assert there[0].numpy() == here[0].numpy()
+    for one, other in zip(there, here, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert np.array(one.numpy()).tolist() == np.array(other.numpy()).tolist()
+
+
 @pytest.mark.parametrize("transport", ["shared_memory", "queue"])
 def test_what_the_function_keeps_or_changes_of_its_arguments_is_its_own(transport: Any, keep: Keep) -> None:
     kept: list[Any] = []

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from mpfeed._errors import ArenaFull
-from mpfeed._layout import Array, Bytes, Layout, Payload, aligned, heap, is_text, leaves_of, pack, unpack
+from mpfeed._layout import Bytes, Layout, Payload, aligned, heap, pack, unpack
+from mpfeed._leaves import Array, is_text, leaves_of
 from mpfeed._messages import Arguments, Calls
 from mpfeed.backends.layouts import SeenLayouts, SentLayouts
 from mpfeed.transport.arena import Reader, Slot, Writer, create_file

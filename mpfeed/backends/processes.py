@@ -7,7 +7,6 @@ import errno
 import os
 import pickle
 import select
-import signal
 import sys
 import time
 from collections import deque
@@ -16,22 +15,14 @@ from typing import Any, Literal
 
 from mpfeed._cpus import most_local_workers, usable_cpus
 from mpfeed._errors import MpfeedError
-from mpfeed._messages import Arrived, Calls, Died, Drop, Event, Failure, Joined, Parcel, Reply, Request, Unfit
+from mpfeed._messages import Arrived, Calls, Died, Drop, Event, Failure, Joined, Reply, Request, Unfit
 from mpfeed._producer import Work
-from mpfeed._serialize import dump_source, freeze, loads, main_arguments
+from mpfeed._serialize import dump_source, freeze, loads
 from mpfeed.backends import spawn
-from mpfeed.backends.arguments import Packer
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
-from mpfeed.backends.environment import worker_environment
-from mpfeed.backends.layouts import SeenLayouts
-from mpfeed.backends.worker import NeedRoom, Room, Start, stack_signal
-from mpfeed.transport.arena import Reader, create_file
-from mpfeed.transport.channel import DriverChannel
+from mpfeed.backends.process_member import Member, words
+from mpfeed.backends.worker import NeedRoom, Room, stack_signal
 
-# Batches of one worker that a consumer may hold in place; beyond it gets copies (DESIGN: cache() holds all of them,
-# shuffle(20) 22), so that what it keeps is ordinary memory.
-LEASES_PER_WORKER = 64
-_DUMP_S = 1.0
 # A consumer that has waited so long for a worker that waits for room will not make any.
 _ROOM_S = 0.2
 
@@ -92,108 +83,28 @@ class Process:
         return _Engine(plan, self)
 
 
-class _Member:
-    """One worker process and its two channels: requests and replies, and shared memory."""
-
-    def __init__(self, worker: int, plan: Plan, backend: Process) -> None:
-        self.worker = worker
-        self.layouts = SeenLayouts()
-        self.joined = False
-        self.wanted = select.POLLIN
-        self.returns_told = 0
-        self.starves = False  # it waits for room
-        self.tight = False  # it did in vain, so that the consumer gets copies from now on
-        self.heard = False  # its end was explained: Unfit was reported
-        shares = backend.transport == "shared_memory"
-        with contextlib.ExitStack() as theirs:  # the worker's alone once it is started
-            arena, length = create_file() if shares else (-1, 0)
-            theirs.callback(_close, arena)
-            self.packer = Packer() if shares and plan.has_arguments else None
-            given, given_length = (-1, 0) if self.packer is None else self.packer.file
-            theirs.callback(_close, given)
-            self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
-            theirs.callback(_close, self.stacks_fd)
-            mine, channel = spawn.socket_pair()
-            theirs.callback(channel.close)
-            arguments = {
-                "channel": channel.fileno(),
-                "arena": arena,
-                "length": length,
-                "arguments": given,
-                "arguments_length": given_length,
-                "stacks": self.stacks_fd,
-            }
-            fds = tuple(fd for fd in (channel.fileno(), arena, given, self.stacks_fd) if fd >= 0)
-            try:
-                self.child = spawn.Child(arguments, fds, worker_environment(plan.threads_per_worker))
-                self.reader: Reader | None = Reader(arena, length) if arena >= 0 else None
-            except BaseException:
-                mine.close()
-                raise
-        self.channel = DriverChannel(mine)
-        limit = backend.memory_limit and max(1, backend.memory_limit // plan.workers)
-        self.limit = limit
-        start = Start(plan.work, plan.settings, worker, main_arguments(), plan.threads_per_worker, limit)
-        self.channel.send(pickle.dumps(start, pickle.HIGHEST_PROTOCOL))
-
-    def crowded(self, parcel: Parcel) -> bool:
-        """Whether the consumer holds so much of this worker's memory that it should get a copy."""
-        if self.reader is None:
-            return False
-        if self.limit is not None and self.reader.lent_bytes + parcel.nbytes > self.limit:
-            return True
-        return self.tight or self.reader.lent > LEASES_PER_WORKER
-
-    def resolve(self, name: Any) -> Any:
-        """The bytes of a region."""
-        return self.reader.lend(name) if self.reader is not None and isinstance(name, tuple) else name
-
-    def state(self) -> str:
-        """The kernel's word for what the process does, for one whose Python cannot answer."""
-        try:
-            with open(f"/proc/{self.child.pid}/stat") as stat:
-                letter = stat.read().rpartition(")")[2].split()[0]
-        except OSError:
-            return "gone"
-        names = {
-            "T": "stopped by a signal",
-            "R": "running",
-            "S": "sleeping",
-            "D": "waiting for a device",
-            "Z": "dead",
-        }
-        return names.get(letter, letter)
-
-    def read_dump(self) -> str:
-        """What it has written to its stack dump so far."""
-        try:
-            with open(f"/proc/{self.child.pid}/fd/{self.stacks_fd}", "rb") as dump:
-                return dump.read().decode(errors="replace")
-        except OSError:
-            return ""
-
-
 class _Engine:
     room_bytes: int | None = None
 
     def __init__(self, plan: Plan, backend: Process) -> None:
         self._plan = plan
         self._backend = backend
-        self._members: dict[int, _Member] = {}
-        self._by_fd: dict[int, _Member] = {}
+        self._members: dict[int, Member] = {}
+        self._by_fd: dict[int, Member] = {}
         self._poll = select.poll()
         self._woken_read, self._woken_write = _wake_pipe()
         self._poll.register(self._woken_read, select.POLLIN)
         self._events: deque[Event] = deque()
-        self._roomy: deque[_Member] = deque()
-        self._starved: list[_Member] = []
+        self._roomy: deque[Member] = deque()
+        self._starved: list[Member] = []
         self._ready: list[tuple[int, int]] = []
 
     # ------------------------------------------------------------------------------------ workers
 
     def start_worker(self, worker: int) -> None:
         try:
-            member = _Member(worker, self._plan, self._backend)
+            shares = self._backend.transport == "shared_memory"
+            member = Member(worker, self._plan, shares=shares, memory_limit=self._backend.memory_limit)
         except OSError as error:
             raise MpfeedError(_why_none(worker, error)) from error
         self._members[worker] = member
@@ -207,14 +118,14 @@ class _Engine:
         if (member := self._members.get(worker)) is not None:
             self._send(member, message)
 
-    def _send(self, member: _Member, message: Request | Drop | Room) -> None:
+    def _send(self, member: Member, message: Request | Drop | Room) -> None:
         sent: Any = message
         if isinstance(message, Calls) and member.packer is not None:
             sent = member.packer.pack(message)
         member.channel.send(pickle.dumps(sent, pickle.HIGHEST_PROTOCOL))
         self._watch_writes(member)
 
-    def _watch_writes(self, member: _Member) -> None:
+    def _watch_writes(self, member: Member) -> None:
         wanted = select.POLLIN | (select.POLLOUT if member.channel.unsent else 0)
         if wanted != member.wanted:
             member.wanted = wanted
@@ -226,7 +137,7 @@ class _Engine:
         member.channel.close()
         spawn.end_all([member.child], GRACE_S)
 
-    def _forget(self, worker: int) -> _Member:
+    def _forget(self, worker: int) -> Member:
         member = self._members.pop(worker)
         for fd in (member.channel.fileno(), member.child.sentinel):
             if fd >= 0:
@@ -251,7 +162,7 @@ class _Engine:
         starved, self._starved = self._starved, []
         for starving in starved:
             self._give_room(starving, none=True)
-        touched: dict[int, tuple[_Member, bool]] = {}
+        touched: dict[int, tuple[Member, bool]] = {}
         for fd, _ in ready:
             if fd == self._woken_read:
                 self._woken()
@@ -273,7 +184,7 @@ class _Engine:
         while self._roomy:
             self._give_room(self._roomy.popleft(), none=False)
 
-    def _give_room(self, member: _Member, *, none: bool) -> None:
+    def _give_room(self, member: Member, *, none: bool) -> None:
         reader = member.reader
         if self._members.get(member.worker) is member and member.starves and reader is not None:
             member.starves, reader.returned = False, None
@@ -281,7 +192,7 @@ class _Engine:
             member.tight |= none
             self._send(member, Room(none))
 
-    def _hear(self, member: _Member, ended: bool) -> None:
+    def _hear(self, member: Member, ended: bool) -> None:
         """Everything a worker has to say: first its replies to the last, then its end."""
         if member.channel.unsent:
             member.channel.flush()
@@ -300,7 +211,7 @@ class _Engine:
         else:
             self._watch_writes(member)
 
-    def _take(self, member: _Member, message: Any) -> None:
+    def _take(self, member: Member, message: Any) -> None:
         match message:
             case Reply():
                 for payload in message.payloads:
@@ -315,7 +226,7 @@ class _Engine:
             case NeedRoom():
                 self._make_room(member)
 
-    def _make_room(self, member: _Member) -> None:
+    def _make_room(self, member: Member) -> None:
         """Tell a worker that waits for room as soon as a slot comes back."""
         reader = member.reader
         assert reader is not None
@@ -330,13 +241,13 @@ class _Engine:
         if reader.returns != member.returns_told:  # one came back before the worker's word was heard
             returned()
 
-    def _bury(self, member: _Member) -> None:
+    def _bury(self, member: Member) -> None:
         self._forget(member.worker)
         member.channel.close()
         code = member.child.reap(GRACE_S)
         spawn.end_all([member.child], 0)
         if not member.heard:
-            self._events.append(Died(member.worker, _words(code), member.child.pid, code))
+            self._events.append(Died(member.worker, words(code), member.child.pid, code))
 
     # --------------------------------------------------------------------------------------- end
 
@@ -349,17 +260,7 @@ class _Engine:
             before[member.worker] = len(member.read_dump())
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.child.pid, stack_signal())
-        return {m.worker: self._stack(m, before[m.worker]) for m in members if m.joined}
-
-    def _stack(self, member: _Member, start: int) -> str:
-        """Its dump, once it is whole: the signal handler writes it in pieces."""
-        deadline = time.monotonic() + _DUMP_S
-        text, last = "", None
-        while time.monotonic() < deadline and not (text and text == last):
-            last = text
-            time.sleep(0.02)
-            text = member.read_dump()[start:]
-        return text.strip() or f"no Python stack (the process is {member.state()})"
+        return {m.worker: m.stack(before[m.worker]) for m in members if m.joined}
 
     def stop(self) -> None:
         members = [self._forget(worker) for worker in list(self._members)]
@@ -373,11 +274,6 @@ class _Engine:
             os.close(read)
             if write != read:
                 os.close(write)
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)
 
 
 def _why_none(worker: int, error: OSError) -> str:
@@ -400,16 +296,3 @@ def _wake_pipe() -> tuple[int, int]:
 def _drain(fd: int) -> None:
     with contextlib.suppress(BlockingIOError):
         os.read(fd, 8)
-
-
-def _words(code: int | None) -> str:
-    """An exit code in words."""
-    if code is None:
-        return "ended, and its exit code is unknown"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name} (signal {-code})"

@@ -22,7 +22,8 @@ import numpy as np
 
 from mpfeed import _span
 from mpfeed._errors import ArenaFull, MpfeedError
-from mpfeed._layout import Array, Bytes, heap
+from mpfeed._layout import Bytes, heap
+from mpfeed._leaves import Array
 
 TABLE_BYTES = 1 << 16  # one byte a slot: 1 lent, 0 free
 _PAGE = mmap.PAGESIZE

@@ -1,0 +1,142 @@
+"""One worker process as the driver sees it: how it is started, what it lends, and what it says of itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import time
+from typing import Any
+
+from mpfeed._messages import Parcel
+from mpfeed._serialize import main_arguments
+from mpfeed.backends import spawn
+from mpfeed.backends.arguments import Packer
+from mpfeed.backends.base import Plan
+from mpfeed.backends.environment import worker_environment
+from mpfeed.backends.layouts import SeenLayouts
+from mpfeed.backends.worker import Start
+from mpfeed.transport.arena import Reader, create_file
+from mpfeed.transport.channel import DriverChannel
+
+# Batches of one worker that a consumer may hold in place; beyond it gets copies (DESIGN: cache() holds all of them,
+# shuffle(20) 22), so that what it keeps is ordinary memory.
+LEASES_PER_WORKER = 64
+_DUMP_S = 1.0
+
+
+class Member:
+    """One worker process and its two channels: requests and replies, and shared memory.
+
+    Args:
+        worker: its index.
+        plan: of the feed.
+        shares: whether arrays travel in shared memory.
+        memory_limit: bytes of it for all workers together, or None.
+    """
+
+    def __init__(self, worker: int, plan: Plan, *, shares: bool, memory_limit: int | None) -> None:
+        self.worker = worker
+        self.layouts = SeenLayouts()
+        self.joined = False
+        self.wanted = select.POLLIN
+        self.returns_told = 0
+        self.starves = False  # it waits for room
+        self.tight = False  # it did in vain, so that the consumer gets copies from now on
+        self.heard = False  # its end was explained: Unfit was reported
+        with contextlib.ExitStack() as theirs:  # the worker's alone once it is started
+            arena, length = create_file() if shares else (-1, 0)
+            theirs.callback(_close, arena)
+            self.packer = Packer() if shares and plan.has_arguments else None
+            given, given_length = (-1, 0) if self.packer is None else self.packer.file
+            theirs.callback(_close, given)
+            self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
+            theirs.callback(_close, self.stacks_fd)
+            mine, channel = spawn.socket_pair()
+            theirs.callback(channel.close)
+            arguments = {
+                "channel": channel.fileno(),
+                "arena": arena,
+                "length": length,
+                "arguments": given,
+                "arguments_length": given_length,
+                "stacks": self.stacks_fd,
+            }
+            fds = tuple(fd for fd in (channel.fileno(), arena, given, self.stacks_fd) if fd >= 0)
+            try:
+                self.child = spawn.Child(arguments, fds, worker_environment(plan.threads_per_worker))
+                self.reader: Reader | None = Reader(arena, length) if arena >= 0 else None
+            except BaseException:
+                mine.close()
+                raise
+        self.channel = DriverChannel(mine)
+        limit = memory_limit and max(1, memory_limit // plan.workers)
+        self.limit = limit
+        start = Start(plan.work, plan.settings, worker, main_arguments(), plan.threads_per_worker, limit)
+        self.channel.send(pickle.dumps(start, pickle.HIGHEST_PROTOCOL))
+
+    def crowded(self, parcel: Parcel) -> bool:
+        """Whether the consumer holds so much of this worker's memory that it should get a copy."""
+        if self.reader is None:
+            return False
+        if self.limit is not None and self.reader.lent_bytes + parcel.nbytes > self.limit:
+            return True
+        return self.tight or self.reader.lent > LEASES_PER_WORKER
+
+    def resolve(self, name: Any) -> Any:
+        """The bytes of a region."""
+        return self.reader.lend(name) if self.reader is not None and isinstance(name, tuple) else name
+
+    def state(self) -> str:
+        """The kernel's word for what the process does, for one whose Python cannot answer."""
+        try:
+            with open(f"/proc/{self.child.pid}/stat") as stat:
+                letter = stat.read().rpartition(")")[2].split()[0]
+        except OSError:
+            return "gone"
+        names = {
+            "T": "stopped by a signal",
+            "R": "running",
+            "S": "sleeping",
+            "D": "waiting for a device",
+            "Z": "dead",
+        }
+        return names.get(letter, letter)
+
+    def read_dump(self) -> str:
+        """What it has written to its stack dump so far."""
+        try:
+            with open(f"/proc/{self.child.pid}/fd/{self.stacks_fd}", "rb") as dump:
+                return dump.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+    def stack(self, start: int) -> str:
+        """The dump that was asked for when there were ``start`` characters, once it is whole: it comes in pieces."""
+        deadline = time.monotonic() + _DUMP_S
+        text, last = "", None
+        while time.monotonic() < deadline and not (text and text == last):
+            last = text
+            time.sleep(0.02)
+            text = self.read_dump()[start:]
+        return text.strip() or f"no Python stack (the process is {self.state()})"
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+def words(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "ended, and its exit code is unknown"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name} (signal {-code})"
