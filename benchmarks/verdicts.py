@@ -2,8 +2,9 @@
 
 Six sources of known cost are trained on with ``model.fit``, each in a fresh process. Beside the share that
 ``mpfeed.keras.InputMonitor`` reports stands the true one, which follows from the costs; where the transport is what
-costs, it is that of a loop without Keras, timed by hand. By the clock: from the wall time of ``fit`` and what a step
-takes without any wait, so that a step that is slowed down counts too. Left out: the first step, which starts all.
+costs, it is that of a loop without Keras, timed by hand where it fetches. By the clock: from the wall time of ``fit``
+and what a step takes without any wait; here steps count too that are slowed down, by unpickling that holds the GIL.
+Left out: the first step, which starts all.
 
     python -m benchmarks.verdicts [--json FILE] [--mix NAME]
 """

@@ -37,7 +37,7 @@ def from_generator(
         ValueError: an option out of range, or several shards of a function that takes none.
     """
     source = generator_source(fn)
-    checked = Options.of(options, "from_generator")
+    checked = Options.of(options, "from_generator", "shards")
     backend = backend_of(checked.backend)
     workers = worker_count(checked.workers, backend)
     fixed = _fixed_shards(source, shards, checked, workers)
@@ -96,7 +96,7 @@ def from_map(
         raise TypeError(f"shuffle={shuffle!r}: give True or False")
     if on_error not in ("raise", "skip"):
         raise ValueError(f'on_error={on_error!r}: choose "raise" or "skip"')
-    checked = Options.of(options, "from_map")
+    checked = Options.of(options, "from_map", "shuffle", "on_error")
     seed = checked.drawn_seed()
     source = MapSource(fn, takes_rng(fn), on_error == "skip")
     plan = MapPlan(source, checked, Items(items, shuffle=shuffle), shuffle, seed)

@@ -77,8 +77,8 @@ class Options:
     max_tasks_per_worker: int | None = None
 
     @classmethod
-    def of(cls, given: FeedOptions, call: str) -> Options:
-        """Options from keywords.
+    def of(cls, given: FeedOptions, call: str, *own: str) -> Options:
+        """Options from keywords of ``call``, which has some ``own`` ones beside them.
 
         Raises:
             TypeError: an unknown name or a value of a wrong type.
@@ -87,7 +87,7 @@ class Options:
         known = [f.name for f in fields(cls)]
         for name in given:
             if name not in known:
-                raise TypeError(f"{call} has no option {name!r}; it has {', '.join(sorted(known))}")
+                raise TypeError(f"{call} has no option {name!r}; it has {', '.join(sorted([*known, *own]))}")
         options = cls(**given)
         options._check()
         return options

@@ -51,7 +51,7 @@ class Resource:
 
 LOCK = threading.Lock()
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"worker": 2}, TypeError, r"has no option 'worker'; it has .*workers"),
+    ({"worker": 2}, TypeError, r"has no option 'worker'; it has .*shards.*workers"),
     ({"workers": 0}, ValueError, r'workers=0: give at least 1 or "auto"'),
     ({"workers": -3}, ValueError, "workers=-3"),
     ({"workers": 2.0}, TypeError, r"workers=2\.0: give a whole number"),
