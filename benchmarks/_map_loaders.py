@@ -5,6 +5,7 @@ This module runs in two environments, so that it imports mpfeed and torch only w
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -78,14 +79,26 @@ class Load:
 
 
 @contextmanager
-def mpfeed_map(load: Load, *, tensors: bool = False, **options: Any) -> Iterator[Callable[[], Iterable[Any]]]:
-    """One epoch at each call, of NumPy batches or (``tensors``) of an iteration of the ``tf.data.Dataset``."""
+def mpfeed_map(
+    load: Load, *, tensors: bool = False, repeats: bool = False, **options: Any
+) -> Iterator[Callable[[], Iterable[Any]]]:
+    """One epoch at each call.
+
+    Args:
+        load: what is loaded.
+        tensors: an iteration of the ``tf.data.Dataset``, rather than NumPy batches.
+        repeats: the next part of one iteration of its ``repeat()``.
+        options: of the feed.
+    """
     import mpfeed
 
     with mpfeed.from_map(
         load.call(), load.sequence(), shuffle=load.shuffle, workers=load.workers, batch_size=load.batch_size, **options
     ) as feed:
-        if tensors:
+        if repeats:
+            endless = iter(feed.dataset().repeat())
+            yield lambda: itertools.islice(endless, len(feed))
+        elif tensors:
             dataset = feed.dataset()
             yield lambda: dataset
         else:

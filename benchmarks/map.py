@@ -91,6 +91,7 @@ def _boundary() -> list[Wanted]:
         for name, loader, options in (
             ("mpfeed process", "mpfeed", {}),
             ("mpfeed process, dataset()", "mpfeed", {"tensors": True}),
+            ("mpfeed process, dataset().repeat()", "mpfeed", {"repeats": True}),
             ("from_generator", "generator", {}),
             ("PyTorch, workers kept", "torch", {}),
             ("PyTorch, its defaults", "torch", {"persistent_workers": False}),
