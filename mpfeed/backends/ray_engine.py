@@ -1,0 +1,363 @@
+"""The Ray backend at work: one actor a worker, batches in the shared-memory object store.
+
+An actor is asked for one message at a time, a few calls ahead. Its answer is one object: what the reply says, and
+beside it the bytes, which arrive here as read-only arrays over the store and are freed when they die. Streaming
+generators are not used: they hang after a node died (DESIGN, measured facts).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import sys
+import time
+import warnings
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpfeed._layout import Bytes
+from mpfeed._messages import (
+    Arrived,
+    Died,
+    Drop,
+    Event,
+    Failure,
+    Homeless,
+    Joined,
+    Late,
+    Leaving,
+    Parcel,
+    Request,
+    Unfit,
+)
+from mpfeed._serialize import loads, main_arguments
+from mpfeed.backends.base import GRACE_S, Plan, deliver
+from mpfeed.backends.environment import memory_settings, thread_limits
+from mpfeed.backends.ray_session import (
+    NO_ROOM_S,
+    Session,
+    disconnect,
+    draining,
+    head_answers,
+    no_room,
+)
+
+if TYPE_CHECKING:
+    from mpfeed.backends.ray_actors import Ray
+
+# Part of this node's object store that a consumer may hold in place; beyond it gets copies, so that views of old
+# batches never stop the store from taking new ones.
+LENT_SHARE = 0.3
+# ... and that messages on their way may take: together below the 0.8 at which Ray begins to spill to disk.
+IN_FLIGHT_SHARE = 0.4
+_STACK_S = 2.0
+# How long the process of a worker may take to start, while others are there, before they do its work: it takes 1 to
+# 2 s. At the beginning, when many start at once, longer.
+PATIENCE_S = 2.0
+_FIRST_PATIENCE_S = 30.0
+# After one call of an actor failed: how long the answers to calls before it may take to get here from its node. Ray
+# itself knows of a lost node only after five missed heartbeats, 15 s.
+_LAST_WORDS_S = 1.0
+# How often the cluster is asked for nodes that are to go, and for room where nobody can start.
+_LOOK_S = 1.0
+# After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
+_HEADLESS_S = 10.0
+_SMALL_STORE_BYTES = 128 << 20
+
+
+class _Member:
+    """One actor."""
+
+    def __init__(self, worker: int, actor: Any, patience_s: float) -> None:
+        self.worker = worker
+        self.actor = actor
+        self.patience_s = patience_s
+        self.pid: int | None = None  # once there is a process
+        self.joined = False
+        self.node = ""
+        self.host = ""
+        self.leaving = False
+        self.calls: deque[tuple[str, Any]] = deque()  # unanswered, in the order they were made
+        self.awaited_s: float | None = None  # since when somebody waits for it
+        self.failed_s: float | None = None  # one of its calls failed
+
+
+class _Loan(weakref.ref[Any]):
+    __slots__ = ("nbytes",)
+    nbytes: int
+
+
+class RayEngine:
+    """See ``Engine``."""
+
+    def __init__(self, plan: Plan, backend: Ray, session: Session) -> None:
+        self._plan = plan
+        self._backend = backend
+        self._session: Session | None = session
+        self._ray = session.ray
+        self._reserves = session.reserves
+        self.room_bytes = int(IN_FLIGHT_SHARE * session.store_bytes) or None
+        self._members: dict[int, _Member] = {}
+        # What Ray's own thread hands over: who has an answer, or None from `wake`.
+        self._done: queue.SimpleQueue[_Member | None] = queue.SimpleQueue()
+        self._heard: list[_Member | None] = []
+        self._events: deque[Event] = deque()
+        self._loans: dict[int, _Loan] = {}
+        self._lent_bytes = 0
+        self._small_store = False
+        self._warn_of_small_store(session)
+        self._work = self._ray.put(plan.work)
+        self._looked_s = time.monotonic()
+        self._known: set[int] = set()  # workers that were started before
+        self._head: str = self._ray.get_runtime_context().gcs_address
+        self._headless_s: float | None = None  # since when, and since the latest answer
+
+    def _warn_of_small_store(self, session: Session) -> None:
+        try:
+            stats = os.statvfs("/dev/shm")
+        except OSError:
+            return
+        total = stats.f_frsize * stats.f_blocks
+        if total < min(_SMALL_STORE_BYTES, session.store_bytes or _SMALL_STORE_BYTES):
+            warnings.warn(
+                f"/dev/shm holds only {total:,} bytes, so Ray keeps its object store on disk and batches travel "
+                "slowly: enlarge it (docker run --shm-size=4g)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    # ------------------------------------------------------------------------------------ workers
+
+    def start_worker(self, worker: int) -> None:
+        p, b = self._plan, self._backend
+        assert self._session is not None
+        environment = {} if b.runtime_env == self._session.job_env else dict(b.runtime_env or {})
+        limits = thread_limits(p.threads_per_worker)
+        environment["env_vars"] = {**memory_settings(), **limits, **environment.get("env_vars", {})}
+        labels = {"label_selector": b.label_selector} if b.label_selector else {}
+        actor = self._session.actor_class.options(
+            num_cpus=b.num_cpus if self._reserves else 0,
+            resources=b.resources,
+            runtime_env=environment,
+            scheduling_strategy=b.scheduling_strategy,
+            max_restarts=0,
+            max_task_retries=0,
+            **labels,
+        ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
+        member = _Member(worker, actor, _FIRST_PATIENCE_S if worker not in self._known else PATIENCE_S)
+        self._members[worker] = member
+        self._known.add(worker)
+        self._watch(member, "hello", actor.hello.remote())
+        self._watch(member, "start", actor.start.remote())
+
+    def _watch(self, member: _Member, kind: str, ref: Any) -> None:
+        future = ref.future()
+        member.calls.append((kind, future))
+        future.add_done_callback(lambda _: self._done.put(member))
+
+    def send(self, worker: int, message: Request | Drop) -> None:
+        member = self._members.get(worker)
+        if member is None:
+            return
+        if isinstance(message, Drop):
+            member.actor.drop.options(concurrency_group="control").remote(message.run)
+        else:
+            self._ask(member, message)
+
+    def _ask(self, member: _Member, request: Request) -> None:
+        if member.awaited_s is None:
+            member.awaited_s = time.monotonic()
+        self._watch(member, "answer", member.actor.answer.remote(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
+
+    def retire_worker(self, worker: int) -> None:
+        self._end([self._members.pop(worker)])
+
+    # ------------------------------------------------------------------------------------- events
+
+    def wait(self, timeout_s: float | None) -> None:
+        look_s = self._next_look()
+        if timeout_s is not None and look_s is not None:
+            look_s = min(look_s, timeout_s)
+        with contextlib.suppress(queue.Empty):
+            self._heard.append(self._done.get(timeout=timeout_s if look_s is None else look_s))
+
+    def events(self) -> list[Event]:
+        try:
+            while True:
+                self._heard.append(self._done.get_nowait())
+        except queue.Empty:
+            pass
+        heard, self._heard = self._heard, []
+        if heard and self._headless_s is not None:
+            self._headless_s = time.monotonic()
+        for item in heard:
+            self._hear(item)
+        self._look()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def wake(self) -> None:
+        self._done.put(None)
+
+    # ----------------------------------------------------------------------------- what does not report itself
+
+    def _next_look(self) -> float | None:
+        """Seconds until something that no answer tells may have happened; None: nothing can."""
+        members = list(self._members.values())
+        due = [member.failed_s + _LAST_WORDS_S for member in members if member.failed_s is not None]
+        if any(member.joined and not member.leaving for member in members):
+            due += [m.awaited_s + m.patience_s for m in members if m.awaited_s is not None and m.pid is None]
+        if self._reserves:
+            due.append(self._looked_s + _LOOK_S)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        for member in list(self._members.values()):
+            if member.failed_s is not None and now_s >= member.failed_s + _LAST_WORDS_S:
+                errors = [error for _, f in member.calls if f.done() and (error := f.exception())]
+                self._lost(member, errors[0])
+            elif self._is_late(member, now_s):
+                self._kill(member)  # and what it was sent with it; another queues in its place
+                self.start_worker(member.worker)
+                self._events.append(Late(member.worker))
+        if self._reserves and now_s >= self._looked_s + _LOOK_S and self._session is not None:
+            self._looked_s = now_s
+            self._look_at_cluster(now_s)
+
+    def _is_late(self, member: _Member, now_s: float) -> bool:
+        if member.pid is not None or member.awaited_s is None or now_s < member.awaited_s + member.patience_s:
+            return False
+        return any(other.joined and not other.leaving for other in self._members.values())
+
+    def _look_at_cluster(self, now_s: float) -> None:
+        if not head_answers(self._head):  # asked first: what else asks the head waits for it, up to a minute
+            self._headless_s = self._headless_s or now_s
+            if now_s - self._headless_s >= _HEADLESS_S:
+                text = f"the head of the Ray cluster, {self._head}, has not answered for {_HEADLESS_S:.0f} s, nor has"
+                self._strand(list(self._members.values()), f"{text} any worker: the cluster is gone")
+            return
+        self._headless_s = None
+        drained = draining(self._ray)
+        for member in self._members.values():
+            if member.node in drained and not member.leaving:
+                member.leaving = True
+                self._events.append(Leaving(member.worker))
+        waits = [m.awaited_s for m in self._members.values() if m.awaited_s is not None]
+        if waits and not any(member.joined for member in self._members.values()):
+            waiting = list(self._members.values())
+            if now_s - min(waits) > NO_ROOM_S and (missing := no_room(self._ray, self._backend)) is not None:
+                self._strand(waiting, missing)
+
+    def _strand(self, members: list[_Member], text: str) -> None:
+        for member in members:
+            del self._members[member.worker]
+            self._kill(member)
+            self._events.append(Homeless(member.worker, text))
+
+    def _hear(self, member: _Member | None) -> None:
+        """What an actor answered, in the order of the calls: callbacks may come in another, a death before a reply."""
+        if member is not None and member.failed_s is None and any(f.done() and f.exception() for _, f in member.calls):
+            member.failed_s = time.monotonic()
+        while member is not None and member.calls and member.calls[0][1].done():
+            if self._members.get(member.worker) is not member:
+                return  # of an actor that is gone: its death was reported
+            self._hear_call(member, *member.calls.popleft())
+
+    def _hear_call(self, member: _Member, kind: str, future: Any) -> None:
+        error = future.exception()
+        if error is not None:
+            self._lost(member, error)
+        elif kind == "hello":
+            member.pid, member.node, member.host = future.result()
+        elif kind == "start":
+            self._started(member, future.result())
+        elif (answer := future.result()) is not None:
+            self._answered(member, *answer)
+
+    def _started(self, member: _Member, result: Any) -> None:
+        if isinstance(result, Failure):
+            del self._members[member.worker]
+            self._kill(member)
+            self._events.append(Unfit(member.worker, result))
+        else:
+            member.joined = True
+            self._events.append(Joined(member.worker, member.pid, member.host))
+
+    def _answered(self, member: _Member, data: bytes, regions: list[Any]) -> None:
+        reply = loads(data)
+        if reply.more:
+            self._watch(member, "answer", member.actor.more.remote())
+        self._events.append(Arrived(member.worker, deliver(reply, lambda i: self._lend(regions[i]), self._crowded)))
+
+    def _lend(self, region: Any) -> Bytes:
+        # NumPy makes the last array of a chain of views the base of further ones: its death says that all are gone.
+        owner = region
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        loan = _Loan(owner, self._returned)
+        loan.nbytes = region.nbytes
+        self._loans[id(loan)] = loan
+        self._lent_bytes += loan.nbytes
+        memory: Bytes = region
+        return memory
+
+    def _returned(self, loan: Any) -> None:
+        if self._loans.pop(id(loan), None) is not None:
+            self._lent_bytes -= loan.nbytes
+
+    def _crowded(self, parcel: Parcel) -> bool:
+        store = self._session.store_bytes if self._session is not None else 0
+        return store > 0 and self._lent_bytes > LENT_SHARE * store
+
+    def _lost(self, member: _Member, error: BaseException) -> None:
+        """A call came to nothing: the actor, its node or its object is gone."""
+        del self._members[member.worker]
+        self._kill(member)
+        words = " ".join(str(error).split())
+        text = f"died ({type(error).__name__}: {words[:600]})"
+        self._events.append(Died(member.worker, text, member.pid, node=member.host))
+
+    # --------------------------------------------------------------------------------------- end
+
+    def stacks(self) -> dict[int, str]:
+        refs = {w: m.actor.stacks.options(concurrency_group="control").remote() for w, m in self._members.items()}
+        found = {}
+        deadline = time.monotonic() + _STACK_S
+        for worker, ref in refs.items():
+            try:
+                found[worker] = self._ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))
+            except Exception as error:
+                found[worker] = f"no Python stack ({type(error).__name__})"
+        return found
+
+    def _kill(self, member: _Member) -> None:
+        with contextlib.suppress(Exception):  # it is gone already, or Ray itself is
+            self._ray.kill(member.actor)
+
+    def _end(self, members: list[_Member]) -> None:
+        if not self._ray.is_initialized():
+            return
+        try:
+            leaving = [m.actor.leave.options(concurrency_group="control").remote() for m in members if m.joined]
+            if leaving:
+                self._ray.wait(leaving, num_returns=len(leaving), timeout=GRACE_S)
+        except Exception:
+            pass  # Ray is going down
+        for member in members:
+            self._kill(member)
+
+    def stop(self) -> None:
+        members = list(self._members.values())
+        self._members.clear()
+        self._end(members)  # steps 2 and 3
+        self._work = None
+        if self._session is not None:  # step 4
+            session, self._session = self._session, None
+            disconnect(session)
