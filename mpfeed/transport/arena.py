@@ -30,7 +30,7 @@ _PAGE = mmap.PAGESIZE
 _SPAN_BYTES = 1 << 40  # address space, not memory
 _SMALLEST_SPAN_BYTES = 1 << 30
 # Freed memory that stays for the next slots: this much, and as many of the latest largest as can be in flight.
-_KEPT_BYTES = 64 << 20
+_KEPT_BYTES = 16 << 20
 _KEPT_SLOTS = 8
 _REAPS_BETWEEN_RETURNS = 64
 
