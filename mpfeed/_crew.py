@@ -257,7 +257,7 @@ class Crew:
     def _replace_worn(self, worker: int) -> None:
         """Replace a worker that has done its tasks, once all of them are answered; then send what waited."""
         member = self.roster[worker]
-        if member.unanswered:
+        if member.unanswered or member.dying:
             return
         waiting, member.waiting = member.waiting, []
         self.engine().retire_worker(worker)
@@ -272,7 +272,11 @@ class Crew:
 
     def take_events(self) -> None:
         """Take what the engine reports. The lock is held."""
-        for event in self.engine().events():
+        events = self.engine().events()
+        for event in events:
+            if isinstance(event, Died):  # the engine knows it no more, while its last replies are still to be taken
+                self.roster[event.worker].dying = True
+        for event in events:
             self._take(event)
 
     def _take(self, event: Event) -> None:
@@ -363,7 +367,7 @@ class Crew:
         worker = event.worker
         starting = member.state == "starting"
         tickets = member.take_tickets()
-        member.state, member.sent = "absent", 0
+        member.state, member.sent, member.dying = "absent", 0, False
         member.count.restarts += 1
         blamed = tickets[0] if tickets else None
         place: Hashable = ("start", worker) if starting else ("idle", worker)

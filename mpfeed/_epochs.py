@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed
 from mpfeed._options import Options
@@ -45,17 +47,16 @@ class Epochs:
         Raises:
             FeedClosed: the feed's ``epochs`` are over.
         """
-        run = self._primed or self._ahead
-        if run is None:
-            run = self._new(crew)
-        elif run is self._primed:
-            self._primed = None
-        else:
-            self._ahead = None
-        run.priming = run.ahead = False
-        self.next_epoch = run.epoch + 1
-        begin, self.begin = self.begin, None
-        return run, begin or Position(run.epoch)
+        with crew.lock:  # under which other iterators read ahead
+            run = self._primed or self._ahead or self._new(crew)
+            if run is self._primed:
+                self._primed = None
+            elif run is self._ahead:
+                self._ahead = None
+            run.priming = run.ahead = False
+            self.next_epoch = run.epoch + 1
+            begin, self.begin = self.begin, None
+            return run, begin or Position(run.epoch)
 
     def _new(self, crew: Crew) -> BaseRun:
         if self._is_beyond(self.next_epoch):
@@ -63,51 +64,55 @@ class Epochs:
             raise FeedClosed(
                 f"the feed was built with epochs={limit}, and they are over; raise epochs=, or leave it out"
             )
-        state = None if self.begin is None else self.begin.at
-        with crew.lock:
-            return self._run(crew, state)
+        return self._run(crew, self.next_epoch, None if self.begin is None else self.begin.at)
 
-    def _run(self, crew: Crew, state: dict[str, object] | None) -> BaseRun:
-        epoch = self.next_epoch
+    def _run(self, crew: Crew, epoch: int, state: dict[str, object] | None) -> BaseRun:
         return self._plan.run(crew, epoch, epoch if self._options.vary_epochs else 0, state)
 
     def prime(self, crew: Crew) -> BaseRun:
         """The next iterator's run, for its first element, which stays."""
-        if self._primed is None:
-            self._primed, self._ahead = self._ahead or self._new(crew), None
-            self._primed.priming = True
-        return self._primed
+        with crew.lock:
+            if self._primed is None:
+                self._primed, self._ahead = self._ahead or self._new(crew), None
+                self._primed.priming = True
+            return self._primed
 
-    def unprime(self) -> None:
-        """Forget what was primed: it failed."""
-        run, self._primed = self._primed, None
-        _close(run)
+    def prime_after(self, run: BaseRun) -> BaseRun | None:
+        """Of what was primed nothing is left, as a state was taken there: the run after it, where there may be one."""
+        with run.crew.lock:
+            if self.begin is None or self._is_beyond(run.epoch + 1):
+                return None
+            self._ahead = self._ahead or self._run(run.crew, run.epoch + 1, None)
+            self._ahead.priming = self._ahead.ahead = True
+            return self._ahead
 
     def read_ahead(self, run: BaseRun) -> None:
         """Let workers that have nothing left to do in a run begin the next epoch. The crew's lock is held."""
         crew = run.crew
         if self._primed is not None or not any(run.issued_all(worker) for worker in crew.roster.at_work):
             return
-        if self._ahead is None and run.epoch + 1 == self.next_epoch and not self._is_beyond(self.next_epoch):
-            self._ahead = self._run(crew, None)
+        follows = run.epoch + 1 == self.next_epoch and self.begin is None
+        if self._ahead is None and follows and not self._is_beyond(self.next_epoch):
+            self._ahead = self._run(crew, self.next_epoch, None)
             self._ahead.ahead = True
         if self._ahead is not None and all(run.issued_all(worker) for worker in range(crew.roster.most)):
             self._ahead.pump()
 
-    def move(self, position: Position) -> None:
+    def move(self, position: Position, crew: Crew | None) -> None:
         """Let the next iterator begin there."""
-        self.discard()
-        self.next_epoch = position.epoch
-        self.begin = position if position.taken else None
+        with nullcontext() if crew is None else crew.lock:
+            self._close_runs()
+            self.next_epoch = position.epoch
+            self.begin = position if position.taken else None
 
-    def discard(self) -> None:
-        """Let go of what was begun: it holds memory of the workers."""
+    def discard(self, crew: Crew) -> None:
+        """Let go of what was begun: it failed, or holds memory of the workers."""
+        if not crew.forked():  # a thread of the parent's may have held the lock
+            with crew.lock:
+                self._close_runs()
+
+    def _close_runs(self) -> None:
         for run in (self._primed, self._ahead):
-            _close(run)
+            if run is not None:
+                run.close()
         self._primed = self._ahead = None
-
-
-def _close(run: BaseRun | None) -> None:
-    if run is not None:
-        with run.crew.lock:
-            run.close()

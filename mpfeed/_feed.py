@@ -156,17 +156,12 @@ class Feed:
         return Signature.of(first, variable=variable)
 
     def _prime(self) -> Parcel:
-        """Element 0 of the next epoch, which stays where it is."""
+        """Element 0 of the next epoch, which stays where it is; of the one after it, where only its end is left."""
         run = self._epochs.prime(self._opened())
         start = time.perf_counter()
-        try:
-            first: Parcel | End = run.crew.wait_for(lambda: _primed(run))
-        except Broken as broken:
-            self._epochs.unprime()
-            raise broken.error from broken.error.__cause__
-        except BaseException:
-            self._epochs.unprime()
-            raise
+        first = self._first_of(run)
+        if isinstance(first, End) and (after := self._epochs.prime_after(run)) is not None:
+            first = self._first_of(after)
         if isinstance(first, End):
             raise SignatureError(
                 "the source is empty, so there is no first element to infer the signature from: "
@@ -175,6 +170,17 @@ class Feed:
         if self.counters.first_s is None:
             self.counters.first_s = time.perf_counter() - start
         return first
+
+    def _first_of(self, run: BaseRun) -> Parcel | End:
+        try:
+            first: Parcel | End = run.crew.wait_for(lambda: _primed(run))
+            return first
+        except Broken as broken:
+            self._epochs.discard(run.crew)
+            raise broken.error from broken.error.__cause__
+        except BaseException:
+            self._epochs.discard(run.crew)
+            raise
 
     def declare(self, signature: Signature) -> None:
         """Hold every element to a declared signature from now on."""
@@ -281,17 +287,25 @@ class Feed:
         with self._lock:
             if not self._options.ordered:
                 raise MpfeedError("load_state_dict() needs ordered=True: without order a position means nothing")
-            there = fingerprint_in(state)
+            there, position = fingerprint_in(state), Position.of(state)
+            here = self._fingerprint()
+            if self._crew is None:
+                here |= {name: there.get(name) for name in self._open_names()}
+            compare(here, there)
+            self._plan.check(position.at, there)
             if self._crew is None:
                 self._adopt(there)
-            compare(self._fingerprint(), there)
-            self._epochs.move(Position.of(state))
+            self._epochs.move(position, self._crew)
             if self._signature is not None and not self._signature.declared:
                 self._signature = None
             self._current = None
 
+    def _open_names(self) -> list[str]:
+        """What of the fingerprint this feed leaves open, before a worker is started with it."""
+        open_names = [name for name, value in self._plan.fingerprint().items() if name == "shards" and value is None]
+        return open_names + ["seed"] * (self._options.seed is None)
+
     def _adopt(self, there: dict[str, Any]) -> None:
-        """Take over what this feed left open and no worker was started with."""
         self._plan.adopt(there)
         if self._options.seed is None:
             self._seed = there.get("seed", self._seed)
@@ -394,7 +408,7 @@ class Feed:
         crew = self._crew
         if crew is not None:
             crew.close()
-            self._epochs.discard()  # what they were sent is memory of the workers
+            self._epochs.discard(crew)  # what they were sent is memory of the workers
             if self._current is not None:
                 self._current.let_go()
             if crew.trace is not None:

@@ -38,6 +38,8 @@ class NumpyFunction:
     ``close()``; when it is collected, its workers end.
 
     Attributes:
+        name: of the function.
+        takes_rng: whether calls have one more last argument, an integer that seeds it.
         workers: how many workers there are: the least useful ``num_parallel_calls``.
     """
 
@@ -48,7 +50,8 @@ class NumpyFunction:
         self._work = self._backend.prepare(Work(source, None, options.worker_init))
         self._options = options
         self._seed = seed
-        self._name = name_of(source.function)
+        self.name = name_of(source.function)
+        self.takes_rng = source.takes_rng
         self._specs, self._signature = _tf.declared(output_signature)
         self._counters = Counters(label(self._backend), options.buffer)
         self._lock = threading.Lock()
@@ -150,7 +153,7 @@ class NumpyFunction:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<mpfeed.numpy_function of {self._name} on {self._backend.name}>"
+        return f"<mpfeed.numpy_function of {self.name} on {self._backend.name}>"
 
 
 def numpy_function(  # noqa: PLR0913 (the options a feed has, by the names it has)

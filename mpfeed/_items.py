@@ -19,7 +19,7 @@ class Items:
     def __init__(self, items: Any, *, shuffle: bool) -> None:
         if getattr(items, "ndim", None) == 0:
             raise TypeError("items is a 0-d array: it has no items")
-        refuse_live_iterator(items, "from_map (items)")
+        refuse_live_iterator(items, "from_map (items)", "list(...) of it")
         if isinstance(items, Mapping):
             raise TypeError("items is a mapping: pass list(items.items()), or from_map(items.__getitem__, list(items))")
         if isinstance(items, (set, frozenset)):

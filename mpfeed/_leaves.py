@@ -127,6 +127,8 @@ def fits(array: Array, dtype: np.dtype[Any]) -> bool:
     with np.errstate(all="ignore"):
         there = array.astype(dtype)
         back = there.astype(array.dtype)
+    if array.dtype.kind in "iu" and not np.array_equal(there < 0, array < 0):
+        return False  # int64 and uint64 wrap into each other and back
     if integral or array.dtype.kind in "iu":
         return dtype != np.dtype(bool) and bool(np.array_equal(back, array))
     return bool(np.array_equal(np.isfinite(back), np.isfinite(array)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from mpfeed import _seed
+from mpfeed._collate import collate_padded
 from mpfeed.backends.base import Backend
 from mpfeed.backends.in_process import InProcess
 from mpfeed.backends.processes import Process
@@ -106,6 +107,10 @@ class Options:
         for name in ("collate", "worker_init"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise TypeError(f"{name}={getattr(self, name)!r}: give a function, or None")
+        if self.collate is collate_padded:
+            raise TypeError(
+                "collate=collate_padded: call it, collate=mpfeed.collate_padded(), or with the value to pad with"
+            )
         if self.timeout is not None:
             _seconds(self.timeout)
         for name in ("collate", "drop_remainder"):

@@ -10,8 +10,13 @@ from mpfeed._generator_run import GeneratorRun
 from mpfeed._items import Items
 from mpfeed._map_run import Course, MapRun
 from mpfeed._options import Options
+from mpfeed._position import changed, is_count
 from mpfeed._source import GeneratorSource, MapSource, name_of
 from mpfeed._split import WHOLE, Part
+
+
+def _is_seed(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class FeedPlan(Protocol):
@@ -32,6 +37,9 @@ class FeedPlan(Protocol):
 
     def adopt(self, fingerprint: dict[str, Any]) -> None:
         """Take over from a state what is not fixed yet."""
+
+    def check(self, at: dict[str, Any] | None, fingerprint: dict[str, Any]) -> None:
+        """ValueError where a run could not begin there; ``fingerprint`` is the state's."""
 
     def run(self, crew: Crew, epoch: int, order_epoch: int, state: dict[str, Any] | None) -> GeneratorRun | MapRun:
         """A new run."""
@@ -68,6 +76,17 @@ class GeneratorPlan:
     def adopt(self, fingerprint: dict[str, Any]) -> None:
         if self.shards is None:
             self.shards = fingerprint.get("shards")
+
+    def check(self, at: dict[str, Any] | None, fingerprint: dict[str, Any]) -> None:
+        shards = fingerprint.get("shards")
+        if not is_count(shards) or not shards or not _is_seed(fingerprint.get("seed")):
+            raise changed()
+        if at is None:
+            return
+        positions, exhausted = at.get("positions"), at.get("exhausted")
+        lists = isinstance(positions, list) and isinstance(exhausted, list) and len(positions) == shards
+        if not lists or not all(map(is_count, [*positions, *exhausted, at.get("turn"), at.get("tail")])):  # type: ignore[misc]
+            raise changed()
 
     def run(self, crew: Crew, epoch: int, order_epoch: int, state: dict[str, Any] | None) -> GeneratorRun:
         assert self.shards is not None
@@ -111,6 +130,13 @@ class MapPlan:
 
     def adopt(self, fingerprint: dict[str, Any]) -> None:
         pass
+
+    def check(self, at: dict[str, Any] | None, fingerprint: dict[str, Any]) -> None:
+        items = 0 if at is None else at.get("items")
+        if not is_count(items) or not _is_seed(fingerprint.get("seed")):
+            raise changed()
+        if self.items.length is not None and items > self.items.length:  # type: ignore[operator]
+            raise changed()
 
     def run(self, crew: Crew, epoch: int, order_epoch: int, state: dict[str, Any] | None) -> MapRun:
         start = 0 if state is None else state["items"]

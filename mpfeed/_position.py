@@ -6,6 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+def is_count(value: Any) -> bool:
+    """Whether a value of a state is a number of something."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def changed() -> ValueError:
+    """For a state that is not as it was taken."""
+    return ValueError("this state of a feed was changed or cut short: pass what state_dict() returned")
+
+
 @dataclass(frozen=True, slots=True)
 class Position:
     """The place after ``taken`` elements of an epoch.
@@ -24,8 +34,19 @@ class Position:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Position:
-        """From the entries of a state."""
-        return cls(int(state["epoch"]), int(state["taken"]), state["at"], int(state.get("discard", 0)))
+        """From the entries of a state.
+
+        Raises:
+            ValueError: they are not what ``entries`` gives.
+        """
+        numbers = [state["epoch"], state["taken"], state.get("discard", 0)]
+        epoch, taken, discard = numbers
+        at = state["at"]
+        if not all(is_count(number) for number in numbers) or not (at is None or isinstance(at, dict)):
+            raise changed()
+        if discard > taken or (at is None and discard != taken):
+            raise changed()
+        return cls(epoch, taken, at, discard)
 
     def entries(self) -> dict[str, Any]:
         """For a state."""

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from mpfeed import _context, _seed
 from mpfeed._collating import CHUNK_S, MAX_ROWS, Answers, Batch, Chunk, EarlySender, packed
 from mpfeed._effort import Meter
@@ -16,6 +18,7 @@ from mpfeed._layout import Allocator, Payload
 from mpfeed._messages import CONTINUE, Arguments, Calls, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
 from mpfeed._serialize import failure_of, freeze, loads
 from mpfeed._source import CallSource, GeneratorSource, MapSource, Shard, Source
+from mpfeed._structure import map_leaves
 
 _FIRST_ROWS = 16
 
@@ -150,6 +153,7 @@ class Producer:
         try:
             if request.position != CONTINUE or shard is None:
                 shard = self._open_shard(request)
+                self._meter.mark()  # what was run again is not the next sample's time
             self._enter(shard, request)
             if shard.failure is not None:
                 return Reply(request.number, end=True, failure=shard.failure)
@@ -371,7 +375,8 @@ class Producer:
     def _call(self, arguments: Arguments) -> Payload:
         source = self._work.source
         assert isinstance(source, CallSource)
-        given = arguments.structure()
+        # What `fn` changes is its own, as in a worker process; here it would be the tensors' memory.
+        given = arguments.structure() if self._remote else map_leaves(_own, arguments.structure())
         if self._settings.seeds_globals and source.takes_rng:
             key = int(given[-1]) & 0xFFFFFFFFFFFFFFFF
             self._random.seed(self._settings.seed, _seed.CALL, key)
@@ -399,6 +404,10 @@ class Producer:
 
     def _frozen(self, sample: Any) -> Any:
         return freeze(sample) if self._remote else sample
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _close(iterator: Any) -> None:

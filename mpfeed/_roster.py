@@ -77,6 +77,7 @@ class Member:
         waiting: what is held back until a worker that has done ``max_tasks_per_worker`` is replaced.
         at_work: given new work. Not at work, a worker finishes what it has begun and ends.
         coming: it will be at work once it is ready.
+        dying: its death is among the events that are being taken.
         doomed: its death while it was idle was one too many: the next unit meant for it fails.
         latest_run: the number of the run it was last sent a unit of.
         deputy: not there, or about to go: this worker gets what is meant for it.
@@ -91,6 +92,7 @@ class Member:
     waiting: list[Ticket] = field(default_factory=list)
     at_work: bool = True
     coming: bool = False
+    dying: bool = False
     doomed: WorkerDied | None = None
     latest_run: int = 0
     deputy: int | None = None
@@ -104,7 +106,7 @@ class Member:
     @property
     def idle(self) -> bool:
         """Ready, and nothing is expected of it."""
-        return self.state == "ready" and not self.load
+        return self.state == "ready" and not self.load and not self.dying
 
     def join(self, pid: int | None, node: str) -> None:
         """It is ready."""

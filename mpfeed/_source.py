@@ -207,13 +207,13 @@ def check_map_function(function: Any) -> None:
         )
 
 
-def refuse_live_iterator(value: Any, call: str) -> None:
+def refuse_live_iterator(value: Any, call: str, instead: str = "the function that makes it (fn, not fn())") -> None:
     """TypeError where a running generator or iterator was passed instead of what makes one."""
     if hasattr(value, "__next__") or (hasattr(value, "__iter__") and not callable(value) and iter(value) is value):
         name = getattr(value, "__qualname__", type(value).__name__)
         raise TypeError(
             f"{call} was given a live {type(value).__name__} ({name}): it can be read once only and cannot travel "
-            "to a worker. Pass the function that makes it (fn, not fn()), or a sequence"
+            f"to a worker. Pass {instead}, or a sequence"
         )
 
 

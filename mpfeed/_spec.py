@@ -161,9 +161,10 @@ class Signature:
         accepting = self.treespec.unflatten([_Text(_tf_text(spec)) for spec in specs])
         source = "output_signature says" if self.declared else "the first element had"
         number, worker = which
+        taker = "output_signature=" if self.declared else "dataset(output_signature="
         return SignatureError(
             f"element {number}: leaf {paths(self.treespec)[i]} has {got} where {source} {want}{_by(worker)}. Nothing "
-            f"is cast silently: change the source, or accept it with dataset(output_signature={accepting!r})"
+            f"is cast silently: change the source, or accept it with {taker}{accepting!r}{'' if self.declared else ')'}"
         )
 
     def _refuse_structure(self, parcel: Parcel, number: int) -> None:

@@ -222,6 +222,11 @@ def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
     """One call of a ``NumpyFunction``, eager or inside a ``tf.function`` or ``Dataset.map``."""
     calls.install()
     leaves, treespec = flatten(arguments)
+    if function.takes_rng and not _is_key(arguments):
+        raise TypeError(
+            f"{function.name} has a parameter rng, so it is called with one more last argument, an integer tensor that "
+            "seeds it: ds.enumerate().map(lambda number, x: f(x, number)), or a tensor of tf.data.Dataset.random()"
+        )
     reference = weakref.ref(function)
 
     def run(*values: Any) -> list[Any]:
@@ -237,6 +242,15 @@ def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
     return tf.nest.pack_sequence_as(function.specs, results)
+
+
+def _is_key(arguments: tuple[Any, ...]) -> bool:
+    """Whether the last of some arguments may seed a generator."""
+    last = arguments[-1] if arguments else None
+    if not tf.is_tensor(last) and not isinstance(last, (int, np.integer)):
+        return False
+    dtype, shape = tf.convert_to_tensor(last).dtype, tf.convert_to_tensor(last).shape
+    return dtype.is_integer and shape.rank in (0, None)
 
 
 def options(threads: int) -> tf.data.Options:

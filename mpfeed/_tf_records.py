@@ -273,10 +273,11 @@ def _complete(folder: Path) -> Manifest:
     raise FileNotFoundError(f"{folder} holds no dataset written by mpfeed.tfrecord.write")
 
 
-def _parser(manifest: Manifest) -> Callable[[Any], Any]:
+def _parser(manifest: Manifest) -> Any:
     names = [str(i) for i in range(len(manifest.leaves))]
     features = {name: tf.io.FixedLenFeature([], tf.string) for name in names}
 
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def parsed(record: Any) -> Any:
         values = tf.io.parse_single_example(record, features)
         leaves = [

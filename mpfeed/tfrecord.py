@@ -72,6 +72,10 @@ def write(
         ImportError: TensorFlow is missing (``pip install 'mpfeed[tf]'``).
     """
     _check(shards, compression)
+    if not hasattr(feed, "state_dict"):
+        raise TypeError(
+            f"tfrecord.write needs a feed, not {type(feed).__name__}: Dataset.save writes a tf.data.Dataset"
+        )
     from mpfeed import _tf_records
 
     show = sys.stderr.isatty() if progress is None else progress

@@ -283,3 +283,10 @@ def test_a_sample_taken_at_a_glance_is_what_a_close_look_would_have_made_of_it(n
         probe.add(*leaves_of(values, treespec), treespec)
         glances += probe.take(other)
     assert bool(glances) == (name != "text")
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2**63), (2**63, -1)])
+def test_an_integer_never_wraps_into_another_sign(first: int, second: int) -> None:
+    feed = mpfeed.from_map(lambda i: (first, second)[i], range(2), backend="inprocess", batch_size=2)
+    with feed, pytest.raises(mpfeed.SignatureError, match="int64"):
+        list(feed)

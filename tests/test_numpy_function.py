@@ -337,6 +337,25 @@ def test_a_bad_argument_is_refused_before_any_worker_exists() -> None:
         mpfeed.numpy_function(np.sum, tf.RaggedTensorSpec((None, None)))
 
 
+def test_a_function_with_rng_asks_for_the_number_that_seeds_it(keep: Keep) -> None:
+    function = keep(mpfeed.numpy_function(lambda x, rng: x, INT, backend="inprocess"))
+    for given in ((tf.constant(1.5),), (tf.constant([1, 2]),), ()):
+        with pytest.raises(TypeError, match="one more last argument, an integer tensor"):
+            function(*given)
+    assert int(function(tf.constant(5, tf.int64), 3)) == 5
+
+
+def test_in_this_process_too_a_function_may_change_what_it_is_given(keep: Keep) -> None:
+    def changed(x: Any) -> Any:
+        x += 1
+        return x
+
+    function = keep(mpfeed.numpy_function(changed, tf.TensorSpec((2,), tf.int64), backend="inprocess"))
+    given = tf.constant([1, 2], tf.int64)
+    assert [function(given).numpy().tolist() for _ in range(2)] == [[2, 3], [2, 3]]
+    assert given.numpy().tolist() == [1, 2]
+
+
 def test_its_options_give_each_call_in_a_workers_hand_and_the_next_a_thread(gate: Gate, keep: Keep) -> None:
     held = Gate(gate.path)
 

@@ -51,7 +51,7 @@ class Resource:
 
 LOCK = threading.Lock()
 OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"worker": 2}, TypeError, r"has no option 'worker'; it has .*shards.*workers"),
+    ({"worker": 2}, TypeError, r"has no option 'worker'; it has .*(shards|on_error).*workers"),
     ({"workers": 0}, ValueError, r'workers=0: give at least 1 or "auto"'),
     ({"workers": -3}, ValueError, "workers=-3"),
     ({"workers": 2.0}, TypeError, r"workers=2\.0: give a whole number"),
@@ -65,6 +65,7 @@ OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"drop_remainder": True}, ValueError, r"drop_remainder= needs batch_size="),
     ({"drop_remainder": 1, "batch_size": 2}, TypeError, "drop_remainder=1: give True or False"),
     ({"collate": list}, ValueError, r"collate= needs batch_size="),
+    ({"collate": mpfeed.collate_padded, "batch_size": 2}, TypeError, r"call it, collate=mpfeed\.collate_padded\(\)"),
     ({"collate": "stack", "batch_size": 2}, TypeError, "collate='stack': give a function, or None"),
     ({"ordered": "yes"}, TypeError, "ordered='yes'"),
     ({"seed": -1}, ValueError, "seed=-1: give at least 0 or None"),

@@ -228,3 +228,68 @@ def test_without_order_there_is_no_position(keep: Keep) -> None:
     for call in (feed.state_dict, lambda: feed.load_state_dict({}), lambda: feed.split(2)):
         with pytest.raises(mpfeed.MpfeedError, match="ordered=True"):
             call()
+
+
+DAMAGED: dict[str, dict[str, Any]] = {
+    "fingerprint": {"fingerprint": "x"}, "epoch": {"epoch": "0"}, "epoch of bool": {"epoch": True},
+    "taken": {"taken": -1}, "discard": {"discard": None}, "at": {"at": "x"}, "at missing": {"at": None},
+    "positions": {"at": {"positions": [1], "exhausted": [], "turn": 0, "tail": 0}},
+    "tail": {"at": {"positions": [1, 1, 1], "exhausted": [], "turn": 0, "tail": [1]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_state_is_refused_before_anything_is_changed(name: str, keep: Keep) -> None:
+    feed = keep(generated(backend="inprocess"))
+    iterator = iter(feed)
+    for _ in range(3):
+        next(iterator)
+    before = feed.state_dict()
+    with pytest.raises(ValueError, match="changed or cut short"):
+        feed.load_state_dict({**before, **DAMAGED[name]})
+    assert feed.state_dict() == before
+
+
+@pytest.mark.parametrize("items", [-1, 10**6, "x", None])
+def test_a_position_that_no_item_has_is_refused(items: Any, keep: Keep) -> None:
+    feed = keep(mapped(backend="inprocess"))
+    iterator = iter(feed)
+    next(iterator)
+    with pytest.raises(ValueError, match="changed or cut short"):
+        feed.load_state_dict({**feed.state_dict(), "at": {"items": items}})
+
+
+def test_a_refused_state_leaves_open_what_was_open(keep: Keep) -> None:
+    other = keep(mpfeed.from_generator(lambda shard: iter(()), shards=5, seed=99, backend="inprocess")).state_dict()
+    feed = keep(generated(backend="inprocess", shards=None, workers=2, seed=None))
+    before = feed.state_dict()
+    with pytest.raises(ValueError, match="source was"):
+        feed.load_state_dict(other)
+    assert feed.state_dict() == before
+
+
+def test_an_older_iterator_that_is_read_on_does_not_take_the_loaded_position_along(keep: Keep) -> None:
+    feed = keep(mapped(backend="inprocess"))
+    whole = [digest([element]) for element in feed]
+    older = iter(feed)
+    next(older)
+    state = {**feed.state_dict(), "epoch": 0}
+    want = feed.state_dict()["taken"]
+    fresh = keep(mapped(backend="inprocess"))
+    old = iter(fresh)
+    next(old)
+    fresh.load_state_dict({**state, "epoch": 1})
+    list(old)  # reads ahead into epoch 1
+    assert len(list(fresh)) == len(whole) - want
+
+
+def test_the_spec_is_known_also_where_only_the_end_of_an_epoch_is_left(keep: Keep) -> None:
+    feed = keep(mpfeed.from_generator(lambda shard: shard.of(np.arange(6)), shards=2, backend="inprocess"))
+    iterator = iter(feed)
+    for _ in range(6):
+        next(iterator)
+    resumed = keep(mpfeed.from_generator(lambda shard: shard.of(np.arange(6)), shards=2, backend="inprocess"))
+    resumed.load_state_dict(feed.state_dict())
+    assert resumed.element_spec.dtype == np.int64
+    assert [int(element) for element in resumed] == []
+    assert sorted(int(element) for element in resumed) == list(range(6))
