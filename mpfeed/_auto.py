@@ -42,7 +42,7 @@ class Auto:
         if now_s < self._next_s or crew.roster.coming:
             return
         self._next_s = now_s + _LOOK_S
-        messages = sum(count.messages for count in crew.counts())
+        messages = sum(count.messages for count in crew.roster.counts())
         if not self._sizing.due(messages, now_s, crew.workers):
             return
         self._crew = crew
@@ -73,7 +73,7 @@ class Auto:
 
 
 def _totals(crew: Crew) -> Totals:
-    counts = crew.counts()
+    counts = crew.roster.counts()
     cpu_s = sum(count.cpu_s for count in counts)
     machine = cpu_times()
     return Totals(

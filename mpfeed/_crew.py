@@ -205,10 +205,6 @@ class Crew:
         finally:
             self.lock.release()
 
-    def drive_once(self, timeout_s: float) -> None:
-        """Take what has happened, or happens within this time. The lock is held."""
-        self._waits.drive_once(timeout_s)
-
     def forked(self) -> bool:
         """Whether this process is a fork of the one that the workers belong to."""
         return self._waits.forked()
@@ -406,10 +402,6 @@ class Crew:
                 self.submit(ticket.run, unit, worker)
 
     # ---------------------------------------------------------------------------------------------- end
-
-    def counts(self) -> list[WorkerCount]:
-        """Counters of each worker, up to the last that is or was at work."""
-        return self.roster.counts()
 
     def untrace(self, trace: Trace) -> None:
         """Record no more."""

@@ -374,9 +374,9 @@ class Feed:
         """What the feed has seen of itself so far."""
         crew = self._crew
         if crew is None or crew.auto is None:
-            return self.counters.snapshot(crew.counts() if crew is not None else [])
+            return self.counters.snapshot(crew.roster.counts() if crew is not None else [])
         self.counters.room = crew.workers * self._options.buffer
-        return replace(self.counters.snapshot(crew.counts()), resizings=tuple(crew.auto.resizings))
+        return replace(self.counters.snapshot(crew.roster.counts()), resizings=tuple(crew.auto.resizings))
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
         """Record from now on what the workers and the consumer do, for Perfetto (ui.perfetto.dev) or chrome://tracing.

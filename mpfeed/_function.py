@@ -138,7 +138,7 @@ class NumpyFunction:
     def stats(self) -> FeedStats:
         """What the function has seen of itself so far: ``elements`` are calls."""
         run = self._run
-        return self._counters.snapshot(run.crew.counts() if run is not None else [])
+        return self._counters.snapshot(run.crew.roster.counts() if run is not None else [])
 
     def close(self) -> None:
         """Stop the workers; calls raise ``FeedClosed``. Idempotent, from any thread."""

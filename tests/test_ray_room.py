@@ -85,7 +85,7 @@ def _states(feed: Feed) -> list[str]:
     crew = feed._crew
     assert crew is not None
     with crew.lock:
-        crew.drive_once(0.05)
+        crew._waits.drive_once(0.05)
     return [member.state for member in crew.roster.members]
 
 
