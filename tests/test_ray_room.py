@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from streams import Gate, Tally, eventually, numbers
 
 import mpfeed
 from mpfeed import Feed, Ray
-from mpfeed.backends import ray_hub, ray_session
+from mpfeed.backends import ray_engine, ray_hub, ray_session
 
 Keep = Callable[[Feed], Feed]
 
@@ -53,6 +54,36 @@ def test_workers_without_room_leave_it_to_those_the_feed_begins_with(keep: Keep)
     with pytest.warns(RuntimeWarning, match="room for 2 of the 3 workers"):
         assert numbers(feed) == list(range(21))
     assert _states(feed) == ["ready", "ready", "starting"]
+
+
+def test_a_slow_start_is_not_taken_for_want_of_room(
+    local_ray: Any, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No room is left once the only worker has it, and its process starts for longer than room is waited for."""
+    monkeypatch.setattr(ray_engine, "_LOOK_S", 0.05)
+    assert eventually(lambda: local_ray.available_resources().get("CPU") == 8)
+    feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=8)))
+    assert numbers(feed) == list(range(21))
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_worker_that_is_starting_again_keeps_its_work(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others would do it only if there were no room, or no node, for the one who died."""
+    monkeypatch.setattr(ray_engine, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(ray_engine, "_LOOK_S", 0.05)
+
+    def who(shard: mpfeed.Shard) -> Any:
+        for number in shard.of(range(120)):
+            yield number, os.getpid(), np.zeros(1 << 16)
+
+    feed = keep(mpfeed.from_generator(who, shards=3, workers=3, backend=Ray(num_cpus=0)))
+    elements = iter(feed)
+    got = [(int(number), int(pid)) for number, pid, _ in (next(elements) for _ in range(9))]
+    first = {pid for _, pid in got}
+    os.kill(got[4][1], signal.SIGKILL)
+    got += [(int(number), int(pid)) for number, pid, _ in elements]
+    assert [number for number, _ in got] == list(range(120))
+    assert len({pid for _, pid in got} - first) == 1
 
 
 @pytest.mark.long

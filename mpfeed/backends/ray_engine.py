@@ -38,14 +38,7 @@ from mpfeed._messages import (
 from mpfeed._serialize import loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Plan, deliver
 from mpfeed.backends.environment import memory_settings, thread_limits
-from mpfeed.backends.ray_session import (
-    NO_ROOM_S,
-    Session,
-    disconnect,
-    draining,
-    head_answers,
-    no_room,
-)
+from mpfeed.backends.ray_session import Session, answers, disconnect, draining, no_room, starting
 
 if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
@@ -56,10 +49,10 @@ LENT_SHARE = 0.3
 # ... and that messages on their way may take: together below the 0.8 at which Ray begins to spill to disk.
 IN_FLIGHT_SHARE = 0.4
 _STACK_S = 2.0
-# How long the process of a worker may take to start, while others are there, before they do its work: it takes 1 to
-# 2 s. At the beginning, when many start at once, longer.
+# How long a worker may be without a process, while others are there, before they do its work: it takes 1 to 2 s to
+# start. Longer where it is known to be starting, and at the beginning, when many start at once.
 PATIENCE_S = 2.0
-_FIRST_PATIENCE_S = 30.0
+_LONG_PATIENCE_S = 30.0
 # After one call of an actor failed: how long the answers to calls before it may take to get here from its node. Ray
 # itself knows of a lost node only after five missed heartbeats, 15 s.
 _LAST_WORDS_S = 1.0
@@ -76,7 +69,7 @@ class _Member:
     def __init__(self, worker: int, actor: Any, patience_s: float) -> None:
         self.worker = worker
         self.actor = actor
-        self.patience_s = patience_s
+        self.patience_s = patience_s  # how long that may last while it has no process
         self.pid: int | None = None  # once there is a process
         self.joined = False
         self.node = ""
@@ -113,7 +106,7 @@ class RayEngine:
         self._warn_of_small_store(session)
         self._work = self._ray.put(plan.work)
         self._looked_s = time.monotonic()
-        self._known: set[int] = set()  # workers that were started before
+        self._nodes: dict[int, str] = {}  # where a worker was, before it was started again
         self._head: str = self._ray.get_runtime_context().gcs_address
         self._headless_s: float | None = None  # since when, and since the latest answer
 
@@ -149,9 +142,9 @@ class RayEngine:
             max_task_retries=0,
             **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
-        member = _Member(worker, actor, _FIRST_PATIENCE_S if worker not in self._known else PATIENCE_S)
+        member = _Member(worker, actor, PATIENCE_S if worker in self._nodes else _LONG_PATIENCE_S)
         self._members[worker] = member
-        self._known.add(worker)
+        self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
         self._watch(member, "start", actor.start.remote())
 
@@ -234,10 +227,18 @@ class RayEngine:
     def _is_late(self, member: _Member, now_s: float) -> bool:
         if member.pid is not None or member.awaited_s is None or now_s < member.awaited_s + member.patience_s:
             return False
-        return any(other.joined and not other.leaving for other in self._members.values())
+        if not any(other.joined and not other.leaving for other in self._members.values()):
+            return False
+        waited_s = now_s - member.awaited_s
+        if waited_s >= _LONG_PATIENCE_S or not answers(self._head):
+            return True
+        if not starting(self._ray, self._backend, self._nodes[member.worker]):
+            return True
+        member.patience_s = waited_s + _LOOK_S
+        return False
 
     def _look_at_cluster(self, now_s: float) -> None:
-        if not head_answers(self._head):  # asked first: what else asks the head waits for it, up to a minute
+        if not answers(self._head):  # asked first: what else asks the head waits for it, up to a minute
             self._headless_s = self._headless_s or now_s
             if now_s - self._headless_s >= _HEADLESS_S:
                 text = f"the head of the Ray cluster, {self._head}, has not answered for {_HEADLESS_S:.0f} s, nor has"
@@ -250,10 +251,10 @@ class RayEngine:
                 member.leaving = True
                 self._events.append(Leaving(member.worker))
         waits = [m.awaited_s for m in self._members.values() if m.awaited_s is not None]
-        if waits and not any(member.joined for member in self._members.values()):
-            waiting = list(self._members.values())
-            if now_s - min(waits) > NO_ROOM_S and (missing := no_room(self._ray, self._backend)) is not None:
-                self._strand(waiting, missing)
+        if waits and not any(member.pid is not None for member in self._members.values()):
+            missing = no_room(self._ray, self._backend, now_s - min(waits))
+            if missing is not None:
+                self._strand(list(self._members.values()), missing)
 
     def _strand(self, members: list[_Member], text: str) -> None:
         for member in members:
@@ -276,6 +277,7 @@ class RayEngine:
             self._lost(member, error)
         elif kind == "hello":
             member.pid, member.node, member.host = future.result()
+            self._nodes[member.worker] = member.node
         elif kind == "start":
             self._started(member, future.result())
         elif (answer := future.result()) is not None:

@@ -116,14 +116,44 @@ def fitting(ray: Any, backend: Ray, workers: int) -> int:
     return fits
 
 
-def no_room(ray: Any, backend: Ray) -> str | None:
-    """What is missing where no node has room for one more actor; None where one has."""
+def no_room(ray: Any, backend: Ray, waited_s: float) -> str | None:
+    """What is missing where actors have queued for room long enough; None while they may get it, or have it."""
     asked = _asked(backend)
-    if not asked or hasattr(backend.scheduling_strategy, "placement_group"):
+    if waited_s <= NO_ROOM_S or not asked or hasattr(backend.scheduling_strategy, "placement_group"):
         return None
     if any(_places(free, asked) for free in _free_by_node(ray, backend).values()):
         return None
-    return _shortage(ray, backend)
+    # What is not free may be what the actors were given, while their processes start.
+    return _shortage(ray, backend) if _queued(ray, backend) else None
+
+
+def starting(ray: Any, backend: Ray, node: str) -> bool:
+    """Whether an actor without a process has room, and is on its way: on a loaded machine that takes its time.
+
+    Args:
+        ray: the module.
+        backend: what the actor asks for.
+        node: id of the node where the one before it was. A lost node counts as alive for 15 s and is sent actors.
+    """
+    before = [f"{n['NodeManagerAddress']}:{n['NodeManagerPort']}" for n in ray.nodes() if n["NodeID"] == node]
+    return all(map(answers, before)) and not _queued(ray, backend)
+
+
+def _queued(ray: Any, backend: Ray) -> bool:
+    """Whether actors that ask for as much queue for room, as the cluster tells its autoscaler a second later.
+
+    True where that cannot be told.
+    """
+    if hasattr(backend.scheduling_strategy, "placement_group"):
+        return True  # a bundle's resources have names of their own
+    try:
+        from ray.autoscaler.v2.sdk import get_cluster_resource_state
+
+        state: Any = get_cluster_resource_state(ray._private.worker.global_worker.gcs_client)
+        asked = _asked(backend)
+        return any(dict(demand.request.resources_bundle) == asked for demand in state.pending_resource_requests)
+    except Exception:  # another Ray, or one that is going down
+        return True
 
 
 def draining(ray: Any) -> frozenset[str]:
@@ -134,8 +164,8 @@ def draining(ray: Any) -> frozenset[str]:
         return frozenset()
 
 
-def head_answers(address: str) -> bool:
-    """Whether somebody listens at the head's address."""
+def answers(address: str) -> bool:
+    """Whether somebody listens at the address of a node or of the head."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
