@@ -95,6 +95,9 @@ class Feed:
             self._crew = self._new_crew()
             self._finalizer = weakref.finalize(self, _close_forgotten, self._crew, repr(self))
             calls.end_with(self, self._finalizer)
+            if self._closed:  # meanwhile, by a thread that saw no crew
+                self._crew.close()
+                raise FeedClosed("the feed was closed")
         return self._crew
 
     def _new_crew(self) -> Crew:

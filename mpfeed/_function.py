@@ -133,6 +133,9 @@ class NumpyFunction:
                 self._run = CallRun(crew, together=self._backend.remote and not exact)
                 self._finalizer = weakref.finalize(self, crew.close)
                 calls.end_with(self, self._finalizer)
+                if self._closed:  # meanwhile, by a thread that saw no crew
+                    crew.close()
+                    raise FeedClosed("the numpy_function was closed")
             return self._run
 
     def stats(self) -> FeedStats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 
 
 class FeedIterator(Iterator[Any]):
-    """One epoch of a feed. ``close()`` ends it and keeps the workers, and so does letting go of it."""
+    """One epoch of a feed. ``close()`` ends it and keeps the workers, and so does letting go of it.
+
+    Threads may share it: each element goes to one of them.
+    """
 
     def __init__(self, reading: Reading) -> None:
         self._reading = reading
+        self._turns = threading.Lock()  # threads may share an iterator: each element goes to one of them
         # The feed keeps the reading, for its position, and not this object, whose end ends it.
         weakref.finalize(self, _forget, weakref.ref(reading), reading.run).atexit = False
 
@@ -39,11 +44,13 @@ class FeedIterator(Iterator[Any]):
             StopIteration: the epoch is over, or the iterator was closed.
             WorkerError, WorkerDied, FeedTimeout, SignatureError, FeedClosed: and the iterator is over.
         """
-        return self._reading.next()
+        with self._turns:
+            return self._reading.next()
 
     def next_chunk(self) -> tuple[list[Array], int]:
         """(leaves with elements along their first axis, how many): what is there of the stream."""
-        return self._reading.next_chunk()
+        with self._turns:
+            return self._reading.next_chunk()
 
     def close(self) -> None:
         """End this iteration; the workers stop making its elements. Idempotent, from any thread."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +18,7 @@ from leaks import Holdings
 from streams import Gate, Tally, copied, digest, drain, eventually, in_turn, leaves, numbers
 
 import mpfeed
-from mpfeed import Shard
+from mpfeed import Shard, _iterator
 from mpfeed._options import BackendName
 
 Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
@@ -467,6 +469,42 @@ def test_a_closed_feed_that_is_held_keeps_nothing_of_its_workers(keep: Keep) -> 
     assert feed.element_spec.shape == (5000,)  # of the next epoch, which nobody iterates
     feed.close()
     assert before.left_behind() == {}
+
+
+def test_a_feed_closed_while_it_makes_room_for_its_workers_has_none(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = keep(mapped(**on("process")))
+
+    def fit(backend: mpfeed.Process, workers: int) -> int:
+        feed.close()  # as by another thread, which finds no workers to stop
+        return workers
+
+    monkeypatch.setattr(mpfeed.Process, "fit", fit)
+    before = Holdings.now()
+    with pytest.raises(mpfeed.FeedClosed):
+        iter(feed)
+    assert before.left_behind() == {}
+
+
+def test_threads_that_share_an_iterator_get_each_element_once(
+    backend: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_iterator, "_row", lambda array, row: (os.sched_yield(), array[row : row + 1].reshape(()))[1])
+    feed = keep(mpfeed.from_map(np.int64, range(400), **on(backend)))
+    shared, got, start = iter(feed), list[list[int]](), threading.Barrier(4)
+
+    def read_on() -> None:
+        start.wait()
+        got.append(numbers(shared))
+
+    threads = [threading.Thread(target=read_on) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(number for part in got for number in part) == list(range(400))
+    assert all(part == sorted(part) for part in got)
 
 
 def test_with_vary_epochs_false_every_iteration_is_epoch_0(backend: str, keep: Keep) -> None:

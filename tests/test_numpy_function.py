@@ -328,6 +328,18 @@ def test_a_closed_function_says_so_inside_a_dataset_too() -> None:
         ints(ds)
 
 
+def test_a_function_closed_while_it_makes_room_for_its_workers_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = mpfeed.numpy_function(lambda x: x, INT, backend="process", workers=1)
+
+    def fit(backend: mpfeed.Process, workers: int) -> int:
+        function.close()  # as by another thread, which finds no workers to stop
+        return workers
+
+    monkeypatch.setattr(mpfeed.Process, "fit", fit)
+    with pytest.raises(mpfeed.FeedClosed):
+        function.call((np.int64(0),))
+
+
 def test_a_bad_argument_is_refused_before_any_worker_exists() -> None:
     with pytest.raises(TypeError, match="needs a function, not int"):
         mpfeed.numpy_function(3, INT)  # type: ignore[arg-type]
