@@ -58,7 +58,7 @@ def write(
         feed: what to write, element by element: batches with ``batch_size``, else samples. With ``ordered=False`` an
             interrupted call begins anew.
         folder: on a local disk; made if it is not there.
-        shards: number of files, which are read in parallel.
+        shards: number of files, which are read in parallel; a call that takes up an interrupted one adds files to them.
         compression: "GZIP", "ZLIB" or None. Compressing takes most of the time where it is used.
         progress: a line on standard error while it runs; None: where that is a terminal.
 
