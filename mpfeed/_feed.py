@@ -89,15 +89,14 @@ class Feed:
             return FeedIterator(reading)
 
     def _opened(self) -> Crew:
-        if self._closed:
-            raise FeedClosed("the feed was closed")
-        if self._crew is None:
+        if self._crew is None and not self._closed:
             self._crew = self._new_crew()
             self._finalizer = weakref.finalize(self, _close_forgotten, self._crew, repr(self))
             calls.end_with(self, self._finalizer)
-            if self._closed:  # meanwhile, by a thread that saw no crew
+        if self._closed or self._crew is None:
+            if self._crew is not None:  # closed meanwhile, perhaps by a thread that saw no crew
                 self._crew.close()
-                raise FeedClosed("the feed was closed")
+            raise FeedClosed("the feed was closed")
         return self._crew
 
     def _new_crew(self) -> Crew:

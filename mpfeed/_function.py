@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpfeed import _seed
@@ -25,6 +26,7 @@ from mpfeed._source import CallSource, name_of, takes_rng
 from mpfeed._spec import Signature
 from mpfeed._stats import FeedStats
 from mpfeed._structure import flatten
+from mpfeed._verdict import judge_calls
 from mpfeed.backends.base import Backend, Plan
 
 if TYPE_CHECKING:
@@ -120,9 +122,7 @@ class NumpyFunction:
 
     def _opened(self) -> CallRun:
         with self._lock:
-            if self._closed:
-                raise FeedClosed("the numpy_function was closed")
-            if self._run is None:
+            if self._run is None and not self._closed:
                 workers = self._backend.fit(self.workers)
                 settings = Settings(workers, None, self._seed)
                 o = self._options
@@ -133,15 +133,17 @@ class NumpyFunction:
                 self._run = CallRun(crew, together=self._backend.remote and not exact)
                 self._finalizer = weakref.finalize(self, crew.close)
                 calls.end_with(self, self._finalizer)
-                if self._closed:  # meanwhile, by a thread that saw no crew
-                    crew.close()
-                    raise FeedClosed("the numpy_function was closed")
+            if self._closed or self._run is None:
+                if self._run is not None:  # closed meanwhile, perhaps by a thread that saw no crew
+                    self._run.crew.close()
+                raise FeedClosed("the numpy_function was closed")
             return self._run
 
     def stats(self) -> FeedStats:
         """What the function has seen of itself so far: ``elements`` are calls."""
         run = self._run
-        return self._counters.snapshot(run.crew.roster.counts() if run is not None else [])
+        stats = self._counters.snapshot(run.crew.roster.counts() if run is not None else [])
+        return replace(stats, verdict=judge_calls(stats))
 
     def close(self) -> None:
         """Stop the workers; calls raise ``FeedClosed``. Idempotent, from any thread."""

@@ -27,6 +27,7 @@ _SLOWER = 1.6
 _OUTLIER = 6.0
 _ONE_CORE = 0.8
 _MOST_WORKERS_PER_CPU = 16
+_KEPT_BUSY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,18 @@ def judge(stats: FeedStats, waiting: float | None = None, step_s: float | None =
     return _Case(stats, workers, waiting, step_s).verdict()
 
 
+def judge_calls(stats: FeedStats) -> Verdict:
+    """The verdict for a ``numpy_function``, which does not know who waits: do its workers keep up with the calls?
+
+    Args:
+        stats: ``elements`` are calls.
+    """
+    workers = [w for w in stats.workers if w.messages and w.total_s]
+    if stats.elements < _FEWEST_WAITS or not workers:
+        return Verdict("unknown", "too little was seen", "Make more calls")
+    return _Calls(stats, workers).verdict()
+
+
 def _handed_over_late(stats: FeedStats, waiting: float) -> Verdict:
     """The training waits, but what reads the feed for it does not."""
     text = (
@@ -158,7 +171,7 @@ class _Case:
         elif self._stats.backend == "ray":
             advice = 'On one machine use backend="process"; on a cluster yield less (uint8 instead of float32)'
         else:
-            advice = "Yield less (uint8 instead of float32, cast on the accelerator), or set batch_size="
+            advice = "Yield less (uint8 instead of float32, cast on the accelerator), or larger batches"
         return Verdict("transport-bound", text, advice)
 
     def _in_the_way(self) -> Verdict | None:
@@ -251,7 +264,25 @@ class _Case:
         n = len(self._workers)
         messages = sum(w.messages for w in self._workers)
         each_s = sum(w.busy_s for w in self._workers) / messages
-        per_wait = messages / self._stats.waits
         if self._step_s <= 1e-3 * each_s:  # the consumer would take any number
             return max(n, min(most, 4 * n))
+        per_wait = messages / self._stats.waits
         return max(n, min(most, math.ceil(1.1 * each_s * per_wait / self._step_s)))
+
+
+class _Calls(_Case):
+    """The figures of a ``numpy_function``."""
+
+    def __init__(self, stats: FeedStats, workers: list[WorkerStats]) -> None:
+        super().__init__(stats, workers, waiting=1.0, step_s=0.0)
+
+    def verdict(self) -> Verdict:
+        """See ``_Case``."""
+        if self._sums.busy < _KEPT_BUSY:
+            text = f"workers are busy {self._sums.busy:.0%} of their time, as they are asked for no more"
+            advice = "Where training waits all the same, give map num_parallel_calls=tf.data.AUTOTUNE"
+            return Verdict("consumer-bound", text, f"{advice} and the dataset with_options(f.options())")
+        return self._gil_bound() or self._oversubscribed() or self._io_bound() or self._cpu_bound()
+
+    def _waits(self) -> str:
+        return "calls come faster than they are answered"

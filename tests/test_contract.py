@@ -490,7 +490,13 @@ def test_a_feed_closed_while_it_makes_room_for_its_workers_has_none(
 def test_threads_that_share_an_iterator_get_each_element_once(
     backend: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_iterator, "_row", lambda array, row: (os.sched_yield(), array[row : row + 1].reshape(()))[1])
+    row_of = _iterator._row
+
+    def yielding(array: Any, row: int) -> Any:
+        os.sched_yield()
+        return row_of(array, row)
+
+    monkeypatch.setattr(_iterator, "_row", yielding)
     feed = keep(mpfeed.from_map(np.int64, range(400), **on(backend)))
     shared, got, start = iter(feed), list[list[int]](), threading.Barrier(4)
 

@@ -163,7 +163,7 @@ def test_the_store_stays_bounded_over_many_batches_and_nothing_is_spilled(nodes:
             yield np.full(batch_bytes, number % 251, np.uint8)
 
     used = []
-    feed = keep(mpfeed.from_generator(source, workers=workers, buffer=2, backend=Ray()))
+    feed = keep(mpfeed.from_generator(source, batch_size=1, workers=workers, buffer=2, backend=Ray()))
     for number, _ in enumerate(feed):
         if number % 250 == 249:
             used.append(_store(nodes))

@@ -13,7 +13,7 @@ import mpfeed
 from mpfeed._counters import Counters, WorkerCount
 from mpfeed._effort import Effort, host
 from mpfeed._options import BackendName
-from mpfeed._verdict import judge
+from mpfeed._verdict import judge, judge_calls
 
 # ------------------------------------------------------------------------------------------- the counts
 
@@ -191,6 +191,26 @@ def test_advice_has_numbers_that_follow_from_the_figures() -> None:
     assert judge(_stats([_worker(room_s=30)] * 8, wait_s=0.1)).workers == 3
     assert judge(_stats([_worker(room_s=5.0)] * 2, message_p95_ms=400.0)).buffer == 5
     assert "item 17" in judge(_stats([_worker(room_s=5.0)] * 2, slowest=_SLOW)).text
+
+
+@pytest.mark.parametrize(
+    ("kind", "figures"),
+    [
+        ("unknown", {"elements": 3}),
+        ("consumer-bound", {"work_s": 9.0}),
+        ("cpu-bound", {}),
+        ("io-bound", {"cpu_s": 0.5}),
+        ("gil-bound", {"cpu_s": 5.0, "backend": "inprocess"}),
+    ],
+)
+def test_a_function_is_judged_by_whether_its_workers_keep_up_with_the_calls(kind: str, figures: dict[str, Any]) -> None:
+    of_feed = {"waits": 0, "wait_s": 0.0, "step_s": 0.0, "elements": 200, "backend": "process/shared_memory"}
+    of_feed |= {name: figures[name] for name in of_feed if name in figures}
+    of_worker = {name: value for name, value in figures.items() if name not in of_feed}
+    verdict = judge_calls(_stats([_worker(**of_worker), _worker(1, **of_worker)], **of_feed))
+    assert verdict.kind == kind
+    assert "consumer" not in verdict.text
+    assert verdict.advice
 
 
 def test_what_the_training_itself_waits_takes_precedence() -> None:
