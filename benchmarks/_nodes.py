@@ -31,32 +31,55 @@ class Link:
     mbit_per_s: float
 
 
-@contextmanager
-def cluster(nodes: int, cpus: int) -> Iterator[str]:
-    """The address of a cluster: a head without CPUs, where the consumer is, and so many nodes with so many CPUs."""
-    from ray.cluster_utils import Cluster
+class Nodes:
+    """A head without CPUs, where this process is, and nodes with CPUs, all on this machine.
 
-    made = Cluster(
-        initialize_head=True,
-        shutdown_at_exit=False,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES},
-    )
-    try:
+    Args:
+        cpus: of each node.
+        store_bytes: of each node's object store, the head's included.
+
+    Attributes:
+        address: of the head.
+        living: Ray's handles of the nodes with CPUs, oldest first.
+    """
+
+    def __init__(self, cpus: int, store_bytes: int = _STORE_BYTES) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._own = {"object_store_memory": store_bytes}
+        self._cpus = cpus
+        head = {"num_cpus": 0, "include_dashboard": False, **self._own}
+        self._cluster = Cluster(initialize_head=True, shutdown_at_exit=False, head_node_args=head)
         _forget_address()
-        for _ in range(nodes):
-            made.add_node(num_cpus=cpus, object_store_memory=_STORE_BYTES, wait=False)
-        made.wait_for_nodes(60)
-        yield made.address
-    finally:
-        made.shutdown()
+        self.address: str = self._cluster.address
+        self.living: list[Any] = []
+
+    def add(self, count: int = 1) -> None:
+        """Start so many more nodes."""
+        self.living += [self._cluster.add_node(num_cpus=self._cpus, wait=False, **self._own) for _ in range(count)]
+
+    def ready(self) -> None:
+        """Wait until all nodes have joined."""
+        self._cluster.wait_for_nodes(60)
+
+    def kill(self, node: Any) -> None:
+        """End a node as a machine ends that loses its power."""
+        self.living.remove(node)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._cluster.shutdown()
 
 
 def _forget_address() -> None:
     """Other programs on this machine must not find the cluster by themselves."""
-    from ray._private.utils import get_ray_temp_dir
+    from ray._common.utils import get_ray_address_file
 
-    with contextlib.suppress(OSError, ImportError):
-        os.remove(os.path.join(get_ray_temp_dir(), "ray_current_cluster"))
+    with contextlib.suppress(OSError):
+        os.remove(get_ray_address_file(None))
 
 
 @contextmanager

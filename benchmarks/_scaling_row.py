@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._nodes import cluster
+from benchmarks._nodes import Nodes
 from benchmarks.workloads import spin
 
 
@@ -58,7 +58,10 @@ def _backend(row: dict[str, Any], stack: ExitStack) -> Any:
         return "process"
     address = row["address"]
     if row["nodes"] and not address:
-        address = stack.enter_context(cluster(row["nodes"], row["workers"]))
+        nodes = stack.enter_context(Nodes(row["workers"]))
+        nodes.add(row["nodes"])
+        nodes.ready()
+        address = nodes.address
     return mpfeed.Ray(address=address)
 
 

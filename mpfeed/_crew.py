@@ -376,6 +376,8 @@ class Crew:
             deaths = self._deaths.pop(place)
             error = obituary(event, starting=starting, blamed=blamed, deaths=deaths, max_restarts=self._max_restarts)
             tickets = self._give_up(worker, tickets, error, starting=starting)
+        if event.deserted:
+            self.roster.appoint_deputy(worker)
         self._send_again(tickets, worker)
         if member.deputy is not None and not self.closed:
             self._start(worker)

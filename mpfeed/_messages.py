@@ -241,6 +241,7 @@ class Died:
     Attributes:
         exit_code: exit code, or the negated signal number, or None where unknown.
         text: the backend's own words for it.
+        deserted: its machine is gone too, so that it may take long until it is there again: others do its work.
     """
 
     worker: int
@@ -248,6 +249,7 @@ class Died:
     pid: int | None = None
     exit_code: int | None = None
     node: str = ""
+    deserted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class Roster:
     def appoint_deputy(self, worker: int) -> None:
         """Somebody who is ready and stands in for nobody's absence; nobody where there is no such worker."""
         there = [w for w in self.at_work if w != worker and self.members[w].deputy is None]
-        ready = [w for w in there if self.members[w].state == "ready"]
+        ready = [w for w in there if self.members[w].state == "ready" and not self.members[w].dying]
         if ready:
             self.members[worker].deputy = min(ready, key=self.load)
             log.info("worker %d is away; its work goes to worker %s", worker, self.members[worker].deputy)

@@ -17,30 +17,36 @@ class Sleepers:
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        self._asleep: dict[threading.Condition, Callable[[], bool] | None] = {}
+        # A bare lock for each, which waking releases: `threading.Condition` does the same in twice the time.
+        self._asleep: dict[threading.Lock, Callable[[], bool] | None] = {}
 
     def wait(self, timeout_s: float | None, served: Callable[[], bool] | None) -> None:
         """Sleep until woken, or for so long; ``served`` says whether there is something for it, None: nobody knows."""
-        place = threading.Condition(self._lock)
+        place = threading.Lock()
+        place.acquire()
         self._asleep[place] = served
+        self._lock.release()
         try:
-            place.wait(timeout_s)
+            place.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
         finally:
+            self._lock.acquire()
             self._asleep.pop(place, None)
 
     def wake_served(self) -> None:
         """Wake those for whom there is something, or may be."""
-        for place, served in self._asleep.items():
-            if served is None or served():
-                place.notify()
+        for place in [place for place, served in self._asleep.items() if served is None or served()]:
+            self._wake(place)
 
     def wake_one(self) -> None:
         """Wake one, to drive: the last that fell asleep. Its own is the furthest off, so it drives the longest."""
-        for place in reversed(self._asleep):
-            place.notify()
-            return
+        if self._asleep:
+            self._wake(next(reversed(self._asleep)))
 
     def wake_all(self) -> None:
         """Wake everyone: what they wait for will not come as it used to."""
-        for place in self._asleep:
-            place.notify()
+        for place in list(self._asleep):
+            self._wake(place)
+
+    def _wake(self, place: threading.Lock) -> None:
+        del self._asleep[place]
+        place.release()

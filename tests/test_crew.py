@@ -23,6 +23,7 @@ class Scripted:
     def __init__(self) -> None:
         self.alive: set[int] = set()
         self.sent: list[Any] = []
+        self.to: list[int] = []
         self.coming: list[Event] = []
 
     def open(self, plan: Plan) -> Scripted:
@@ -37,6 +38,7 @@ class Scripted:
 
     def send(self, worker: int, message: Any) -> None:
         self.sent.append(message)
+        self.to.append(worker)
 
     def events(self) -> list[Event]:
         events, self.coming = self.coming, []
@@ -47,9 +49,9 @@ class Scripted:
     def stop(self) -> None: ...
 
 
-def answer(number: int) -> Arrived:
+def answer(number: int, worker: int = 0) -> Arrived:
     layout = Layout(flatten(0)[1], ())
-    return Arrived(0, Reply(number, (Parcel(layout, [np.zeros(1)], 1, False, 8),)))
+    return Arrived(worker, Reply(number, (Parcel(layout, [np.zeros(1)], 1, False, 8),)))
 
 
 def test_a_worn_worker_that_died_with_its_last_answer_is_replaced_once() -> None:
@@ -64,4 +66,21 @@ def test_a_worn_worker_that_died_with_its_last_answer_is_replaced_once() -> None
     assert len(engine.sent) == 2
     assert engine.alive == {0}
     engine.coming.append(answer(engine.sent[1].number))
+    crew.wait_for(second.answer)
+
+
+def test_a_worker_whose_machine_is_gone_is_started_elsewhere_while_another_does_its_work() -> None:
+    engine: Any = Scripted()
+    crew = Crew(engine, Plan(None, Settings(2, None, 0), 2, 2, 1), max_restarts=3, max_tasks=None, timeout_s=None)
+    run = CallRun(crew, together=False)
+    first, second = (run.ask(Arguments([0], flatten(0)[1])) for _ in range(2))
+    assert engine.to == [0, 1]
+    engine.coming.append(answer(engine.sent[0].number))
+    crew.wait_for(first.answer)
+    engine.alive.discard(1)
+    engine.coming.append(Died(1, "lost its machine", deserted=True))
+    crew.wait_for(lambda: len(engine.sent) == 3 or None)
+    assert engine.to == [0, 1, 0]
+    assert engine.alive == {0, 1}
+    engine.coming.append(answer(engine.sent[2].number))
     crew.wait_for(second.answer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from streams import digest, eventually
 
 import mpfeed
+from benchmarks._nodes import Nodes
 from mpfeed import Feed, Ray
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -21,41 +21,6 @@ CPUS = 2
 # A node tells the others of objects that are free when it has so many of them, or a second has passed
 # (`free_objects_batch_size` and `free_objects_period_milliseconds` in Ray's ray_config_def.h).
 FREED_TOGETHER = 100
-
-
-class Nodes:
-    """A head without CPUs, where this process is, and nodes with CPUs."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE}
-        self._cluster = Cluster(initialize_head=True, shutdown_at_exit=False, head_node_args=head)
-        os.remove("/tmp/ray/ray_current_cluster")  # no other program on this machine shall find it
-        self.address: str = self._cluster.address
-        self.nodes: list[Any] = []
-
-    def add(self, count: int = 1) -> None:
-        self.nodes += [
-            self._cluster.add_node(num_cpus=CPUS, object_store_memory=STORE, wait=False) for _ in range(count)
-        ]
-
-    def ready(self) -> None:
-        self._cluster.wait_for_nodes(60)
-
-    def kill(self, node: Any) -> None:
-        self.nodes.remove(node)
-        self._cluster.remove_node(node, allow_graceful=False)
-
-    def drain(self, node: Any) -> None:
-        import ray
-
-        client = ray._raylet.GcsClient(address=self.address)
-        accepted, why = client.drain_node(node.node_id, 2, "preempted", int((time.time() + 60) * 1e3))
-        assert accepted, why
-
-    def close(self) -> None:
-        self._cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +33,19 @@ def nodes() -> Iterator[Nodes]:
     """A cluster that this process is connected to, as yet without a node that has CPUs."""
     ray = pytest.importorskip("ray")
     ray.shutdown()  # that of other tests
-    made = Nodes()
-    ray.init(address=made.address, log_to_driver=False, logging_level="error")
-    yield made
-    ray.shutdown()
-    made.close()
+    with Nodes(CPUS, STORE) as made:
+        ray.init(address=made.address, log_to_driver=False, logging_level="error")
+        yield made
+        ray.shutdown()
+
+
+def drain(nodes: Nodes, node: Any) -> None:
+    """Announce the end of a node, as a cloud does before it takes a machine back."""
+    import ray
+
+    client = ray._raylet.GcsClient(address=nodes.address)
+    accepted, why = client.drain_node(node.node_id, 2, "preempted", int((time.time() + 60) * 1e3))
+    assert accepted, why
 
 
 def noisy(item: int, rng: np.random.Generator) -> Any:
@@ -105,7 +78,7 @@ def test_the_stream_is_exact_while_nodes_die_and_join(make: Any, nodes: Nodes, k
             yield batch
             if number % every == 0:
                 nodes.add()
-                nodes.kill(nodes.nodes[0])
+                nodes.kill(nodes.living[0])
 
     assert digest(disturbed(keep(make(Ray(), count)))) == expected
 
@@ -132,13 +105,13 @@ def test_a_drained_node_hands_over(make: Any, nodes: Nodes, keep: Keep) -> None:
     nodes.add(3)
     nodes.ready()
     feed = keep(make(Ray(), count))
-    leaving = nodes.nodes[0]
+    leaving = nodes.living[0]
 
     def disturbed(batches: Any) -> Iterator[Any]:
         for number, batch in enumerate(batches, 1):
             yield batch
             if number == 200:
-                nodes.drain(leaving)
+                drain(nodes, leaving)
             if number == count - 100:
                 assert eventually(lambda: leaving.node_id not in _nodes_of_actors())
 
@@ -168,7 +141,7 @@ def test_the_store_stays_bounded_over_many_batches_and_nothing_is_spilled(nodes:
         if number % 250 == 249:
             used.append(_store(nodes))
     # Each batch lies in its worker's store and in the consumer's; a few are on their way from each worker.
-    bound = 2 * batch_bytes * (FREED_TOGETHER * len(nodes.nodes) + 4 * workers)
+    bound = 2 * batch_bytes * (FREED_TOGETHER * len(nodes.living) + 4 * workers)
     assert max(stats.object_store_bytes_used for stats in used) <= bound
     assert not any(stats.spilled_bytes_total or stats.object_store_bytes_fallback for stats in used)
 

@@ -38,7 +38,7 @@ from mpfeed._messages import (
 from mpfeed._serialize import loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Plan, deliver
 from mpfeed.backends.environment import memory_settings, thread_limits
-from mpfeed.backends.ray_session import Session, answers, disconnect, draining, no_room, starting
+from mpfeed.backends.ray_session import Session, addresses, answers, disconnect, draining, no_room, refuses, starting
 
 if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
@@ -50,9 +50,9 @@ LENT_SHARE = 0.3
 IN_FLIGHT_SHARE = 0.4
 _STACK_S = 2.0
 # How long a worker may be without a process, while others are there, before they do its work: it takes 1 to 2 s to
-# start. Longer where it is known to be starting, and at the beginning, when many start at once.
+# start. At the beginning, when many start at once, longer; and as long as it is known to be starting.
 PATIENCE_S = 2.0
-_LONG_PATIENCE_S = 30.0
+_FIRST_PATIENCE_S = 30.0
 # After one call of an actor failed: how long the answers to calls before it may take to get here from its node. Ray
 # itself knows of a lost node only after five missed heartbeats, 15 s.
 _LAST_WORDS_S = 1.0
@@ -78,6 +78,7 @@ class _Member:
         self.calls: deque[tuple[str, Any]] = deque()  # unanswered, in the order they were made
         self.awaited_s: float | None = None  # since when somebody waits for it
         self.failed_s: float | None = None  # one of its calls failed
+        self.asked_about = False  # ... and its node was asked whether it is there
 
 
 class _Loan(weakref.ref[Any]):
@@ -107,6 +108,7 @@ class RayEngine:
         self._work = self._ray.put(plan.work)
         self._looked_s = time.monotonic()
         self._nodes: dict[int, str] = {}  # where a worker was, before it was started again
+        self._addresses: dict[str, str] = {}  # of nodes, by their ids
         self._head: str = self._ray.get_runtime_context().gcs_address
         self._headless_s: float | None = None  # since when, and since the latest answer
 
@@ -142,7 +144,7 @@ class RayEngine:
             max_task_retries=0,
             **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
-        member = _Member(worker, actor, PATIENCE_S if worker in self._nodes else _LONG_PATIENCE_S)
+        member = _Member(worker, actor, PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S)
         self._members[worker] = member
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
@@ -212,30 +214,40 @@ class RayEngine:
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        for member in list(self._members.values()):
-            if member.failed_s is not None and now_s >= member.failed_s + _LAST_WORDS_S:
-                errors = [error for _, f in member.calls if f.done() and (error := f.exception())]
-                self._lost(member, errors[0])
-            elif self._is_late(member, now_s):
-                self._kill(member)  # and what it was sent with it; another queues in its place
-                self.start_worker(member.worker)
-                self._events.append(Late(member.worker))
+        self._look_at_failed(now_s)
+        for member in self._late(now_s):
+            self._kill(member)  # and what it was sent with it; another queues in its place
+            self.start_worker(member.worker)
+            self._events.append(Late(member.worker))
         if self._reserves and now_s >= self._looked_s + _LOOK_S and self._session is not None:
             self._looked_s = now_s
             self._look_at_cluster(now_s)
 
-    def _is_late(self, member: _Member, now_s: float) -> bool:
-        if member.pid is not None or member.awaited_s is None or now_s < member.awaited_s + member.patience_s:
-            return False
-        if not any(other.joined and not other.leaving for other in self._members.values()):
-            return False
-        waited_s = now_s - member.awaited_s
-        if waited_s >= _LONG_PATIENCE_S or not answers(self._head):
-            return True
-        if not starting(self._ray, self._backend, self._nodes[member.worker]):
-            return True
-        member.patience_s = waited_s + _LOOK_S
-        return False
+    def _look_at_failed(self, now_s: float) -> None:
+        failed = [member for member in self._members.values() if member.failed_s is not None]
+        for member in failed:
+            if not member.asked_about:  # no last words come from a node that is gone, nor anything of its others
+                member.asked_about = True
+                if member.node in self._addresses and refuses(self._addresses[member.node]):
+                    for other in [m for m in self._members.values() if m.node == member.node]:
+                        self._lost(other, _error_of(member), deserted=True)
+        for member in failed:
+            waited = member.failed_s is not None and now_s >= member.failed_s + _LAST_WORDS_S
+            if waited and self._members.get(member.worker) is member:
+                self._lost(member, _error_of(member))
+
+    def _late(self, now_s: float) -> list[_Member]:
+        """Those that others had better stand in for."""
+        members = list(self._members.values())
+        waits = {m: now_s - m.awaited_s for m in members if m.pid is None and m.awaited_s is not None}
+        slow = [member for member, waited_s in waits.items() if waited_s >= member.patience_s]
+        if not slow or not any(member.joined and not member.leaving for member in members):
+            return []
+        nodes = {self._nodes[member.worker] for member in slow}
+        on_their_way = starting(self._ray, self._backend, nodes) if answers(self._head) else set()
+        for member in slow:
+            member.patience_s = waits[member] + _LOOK_S
+        return [member for member in slow if self._nodes[member.worker] not in on_their_way]
 
     def _look_at_cluster(self, now_s: float) -> None:
         if not answers(self._head):  # asked first: what else asks the head waits for it, up to a minute
@@ -278,6 +290,8 @@ class RayEngine:
         elif kind == "hello":
             member.pid, member.node, member.host = future.result()
             self._nodes[member.worker] = member.node
+            if member.node not in self._addresses:
+                self._addresses = addresses(self._ray)
         elif kind == "start":
             self._started(member, future.result())
         elif (answer := future.result()) is not None:
@@ -318,13 +332,13 @@ class RayEngine:
         store = self._session.store_bytes if self._session is not None else 0
         return store > 0 and self._lent_bytes > LENT_SHARE * store
 
-    def _lost(self, member: _Member, error: BaseException) -> None:
+    def _lost(self, member: _Member, error: BaseException, *, deserted: bool = False) -> None:
         """A call came to nothing: the actor, its node or its object is gone."""
         del self._members[member.worker]
         self._kill(member)
         words = " ".join(str(error).split())
         text = f"died ({type(error).__name__}: {words[:600]})"
-        self._events.append(Died(member.worker, text, member.pid, node=member.host))
+        self._events.append(Died(member.worker, text, member.pid, node=member.host, deserted=deserted))
 
     # --------------------------------------------------------------------------------------- end
 
@@ -363,3 +377,10 @@ class RayEngine:
         if self._session is not None:  # step 4
             session, self._session = self._session, None
             disconnect(session)
+
+
+def _error_of(member: _Member) -> BaseException:
+    """What the first of its calls that failed came to."""
+    errors = [error for _, future in member.calls if future.done() and (error := future.exception())]
+    first: BaseException = errors[0]
+    return first

@@ -127,16 +127,22 @@ def no_room(ray: Any, backend: Ray, waited_s: float) -> str | None:
     return _shortage(ray, backend) if _queued(ray, backend) else None
 
 
-def starting(ray: Any, backend: Ray, node: str) -> bool:
-    """Whether an actor without a process has room, and is on its way: on a loaded machine that takes its time.
+def starting(ray: Any, backend: Ray, nodes: set[str]) -> set[str]:
+    """Where actors that have no process yet have room, and are on their way: on a loaded machine that takes its time.
 
     Args:
         ray: the module.
-        backend: what the actor asks for.
-        node: id of the node where the one before it was. A lost node counts as alive for 15 s and is sent actors.
+        backend: what the actors ask for.
+        nodes: ids of the nodes where those before them were, "" where there was none. A lost node counts as alive for
+            15 s and is sent actors.
+
+    Returns:
+        Those of ``nodes``.
     """
-    before = [f"{n['NodeManagerAddress']}:{n['NodeManagerPort']}" for n in ray.nodes() if n["NodeID"] == node]
-    return all(map(answers, before)) and not _queued(ray, backend)
+    if _queued(ray, backend):
+        return set()
+    there = addresses(ray)
+    return {node for node in nodes if node not in there or answers(there[node])}
 
 
 def _queued(ray: Any, backend: Ray) -> bool:
@@ -166,12 +172,27 @@ def draining(ray: Any) -> frozenset[str]:
 
 def answers(address: str) -> bool:
     """Whether somebody listens at the address of a node or of the head."""
+    return _called(address) is None
+
+
+def refuses(address: str) -> bool:
+    """Whether it is certain that nobody listens there: the machine says so."""
+    return isinstance(_called(address), ConnectionRefusedError)
+
+
+def _called(address: str) -> OSError | None:
+    """What came of calling there; None: an answer."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return error
+    return None
+
+
+def addresses(ray: Any) -> dict[str, str]:
+    """Where the nodes listen that were ever there, by their ids."""
+    return {n["NodeID"]: f"{n['NodeManagerAddress']}:{n['NodeManagerPort']}" for n in ray.nodes()}
 
 
 def _asked(backend: Ray) -> dict[str, float]:
