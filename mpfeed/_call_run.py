@@ -137,6 +137,10 @@ class CallRun:
             self._next(unit).error = error
         self._send_waiting()
 
+    def answered(self, unit: _Message) -> bool:
+        """See ``Run.answered``."""
+        return not unit.calls
+
     def position(self, unit: _Message) -> Hashable:
         """See ``Run.position``: a call alone counts its own deaths, several cannot tell whose it was."""
         return unit.calls[0].number if unit.count == 1 else ("calls", unit.calls[0].number)

@@ -137,8 +137,9 @@ class Crew:
 
     def _send(self, worker: int, ticket: Ticket) -> None:
         member = self.roster[worker]
-        if member.state == "absent":
-            self._start(worker)
+        if member.state == "absent" and (error := self._start(worker)) is not None:
+            ticket.run.fail(ticket.unit, error)
+            return
         self._requests += 1
         number = self._requests
         member.unanswered[number] = ticket
@@ -160,6 +161,7 @@ class Crew:
             if member.state != "absent" and not self.closed:
                 self.engine().send(worker, Drop(run.number))
                 self._let_go(worker)
+        self._waits.wake()
 
     # ------------------------------------------------------------------------------------------ waiting
 
@@ -221,7 +223,8 @@ class Crew:
         """Have so many workers at work, the new ones once they are ready. The lock is held."""
         self.roster.keep(workers)
         for worker in self.roster.add(workers - self.workers):
-            self._start(worker)
+            if self._start(worker) is not None:
+                self._not_coming(self.roster[worker])
         self._resized()
 
     def _resized(self) -> None:
@@ -244,11 +247,19 @@ class Crew:
         for worker in self.roster.unstarted():
             self._start(worker)
 
-    def _start(self, worker: int) -> None:
+    def _start(self, worker: int) -> MpfeedError | None:
+        """Start a worker; what hindered it, after which it is absent as before."""
+        try:
+            self.engine().start_worker(worker)
+        except FeedClosed:
+            raise
+        except MpfeedError as error:
+            log.info("worker %d could not start: %s", worker, error)
+            return error
         member = self.roster[worker]
         member.state, member.sent = "starting", 0
         member.incarnation += 1
-        self.engine().start_worker(worker)
+        return None
 
     def _replace_worn(self, worker: int) -> None:
         """Replace a worker that has done its tasks, once all of them are answered; then send what waited."""
@@ -362,7 +373,7 @@ class Crew:
     def _died(self, event: Died, member: Member) -> None:
         worker = event.worker
         starting = member.state == "starting"
-        tickets = member.take_tickets()
+        tickets = [ticket for ticket in member.take_tickets() if not ticket.run.answered(ticket.unit)]
         member.state, member.sent, member.dying = "absent", 0, False
         member.count.restarts += 1
         blamed = tickets[0] if tickets else None

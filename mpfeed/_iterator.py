@@ -14,7 +14,7 @@ from mpfeed._errors import FeedClosed, MpfeedError
 from mpfeed._layout import heap
 from mpfeed._leaves import Array
 from mpfeed._position import Passage, Position
-from mpfeed._runs import BaseRun, Broken, End, Span
+from mpfeed._runs import END, BaseRun, Broken, End, Span
 from mpfeed._split import Part
 from mpfeed._structure import flatten
 
@@ -53,8 +53,17 @@ class FeedIterator(Iterator[Any]):
             return self._reading.next_chunk()
 
     def close(self) -> None:
-        """End this iteration; the workers stop making its elements. Idempotent, from any thread."""
-        self._reading.close()
+        """End this iteration; the workers stop making its elements. Idempotent, from any thread.
+
+        A thread that waits for its next element gets ``StopIteration``.
+        """
+        if not self._turns.acquire(blocking=False):
+            self._reading.end()
+            return
+        try:
+            self._reading.close()
+        finally:
+            self._turns.release()
 
 
 def _forget(reference: weakref.ref[Reading], run: BaseRun) -> None:
@@ -107,6 +116,9 @@ class Reading:
             self._fetch(start)
         elif self._feed.closed:
             raise FeedClosed("the feed was closed while it was being read")
+        elif self.run.closed:
+            self._stop()
+            raise StopIteration
         span = self._span
         assert span is not None
         parcel = span.parcel
@@ -152,7 +164,7 @@ class Reading:
         run = self.run
         take = run.next_rows if rows else run.next_span  # type: ignore[attr-defined]
         try:
-            span = run.crew.wait_for(lambda: pumped(run, take, self._feed))
+            span = run.crew.wait_for(lambda: END if run.closed else pumped(run, take, self._feed))
             if not isinstance(span, End):
                 self._arrays = self._feed.deliver(span, self.passage.taken)
         except Broken as broken:
@@ -165,7 +177,7 @@ class Reading:
             skipped, run.skipped = run.skipped, []
             self._feed.count_skipped(skipped)
         if isinstance(span, End):
-            self.passage.over = True
+            self.passage.over |= not run.closed
             self._stop()
             raise StopIteration
         if span.start == 0:
@@ -220,6 +232,12 @@ class Reading:
         """See ``FeedIterator.close``."""
         if not self._ended:
             self._stop()
+
+    def end(self) -> None:
+        """Close it while another thread reads, which then lets go of what it holds."""
+        if not self.run.crew.forked():
+            with self.run.crew.lock:
+                self.run.close()
 
 
 class _Group:

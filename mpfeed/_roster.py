@@ -29,6 +29,9 @@ class Run(Protocol):
     def receive(self, unit: Unit, reply: Reply) -> None:
         """A unit's reply has come; the last of them unless ``reply.more``."""
 
+    def answered(self, unit: Unit) -> bool:
+        """Whether all that was asked for has come, though not yet the word that it was the last."""
+
     def fail(self, unit: Unit, error: MpfeedError) -> None:
         """A unit has no reply and never will."""
 

@@ -187,6 +187,10 @@ class BaseRun:
         """Let go of what has come and was not consumed: it aliases the workers' memory."""
         raise NotImplementedError
 
+    def answered(self, unit: Any) -> bool:
+        """See ``Run.answered``."""
+        return False
+
     def starves(self, unit: Any) -> bool:
         """See ``Run.starves``."""
         return isinstance(unit, CollateUnit)

@@ -179,6 +179,12 @@ class Waits:
             finally:
                 self.lock.release()
 
+    def wake(self) -> None:
+        """Have the present waits look anew at what they wait for. The lock is held."""
+        if self.begun_s:
+            self._crew.wake()
+            self._sleepers.wake_all()
+
     def abandon(self, close: Callable[[], None]) -> bool:
         """Have a run closed whose iterator was collected: now, if nobody holds the lock, or else by who does.
 
@@ -222,9 +228,11 @@ class _Patience:
         """Seconds until somebody should look again; None: no need to. The lock is held."""
         limit_s = self._limit_s
         if limit_s is not None:
-            if waited_s >= limit_s and self._crew.remote:
+            if waited_s < limit_s:
+                return limit_s - waited_s
+            if self._crew.remote:
                 raise FeedTimeout(self._crew.overdue(waited_s))
-            return max(limit_s - waited_s, 0.0)
+            return None  # the source runs in this process: it must be let run to come to an end
         if not self._warned and waited_s >= SILENCE_S:
             self._warned = True
             log.warning("%s", self._crew.overdue(waited_s))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from mpfeed._auto import Auto
 from mpfeed._call_run import CallRun
 from mpfeed._crew import Crew
+from mpfeed._errors import MpfeedError, WorkerDied
 from mpfeed._layout import Layout
 from mpfeed._messages import Arguments, Arrived, Died, Event, Joined, Parcel, Reply
 from mpfeed._producer import Settings
@@ -25,11 +29,14 @@ class Scripted:
         self.sent: list[Any] = []
         self.to: list[int] = []
         self.coming: list[Event] = []
+        self.hindered = False
 
     def open(self, plan: Plan) -> Scripted:
         return self
 
     def start_worker(self, worker: int) -> None:
+        if self.hindered:
+            raise MpfeedError("too many open files")
         self.alive.add(worker)
         self.coming.append(Joined(worker))
 
@@ -84,3 +91,42 @@ def test_a_worker_whose_machine_is_gone_is_started_elsewhere_while_another_does_
     assert engine.alive == {0, 1}
     engine.coming.append(answer(engine.sent[2].number))
     crew.wait_for(second.answer)
+
+
+def test_a_worker_that_could_not_start_is_started_when_it_is_asked_again() -> None:
+    engine: Any = Scripted()
+    crew = Crew(engine, Plan(None, Settings(1, None, 0), 1, 2, 1), max_restarts=3, max_tasks=None, timeout_s=None)
+    run = CallRun(crew, together=False)
+    engine.hindered = True
+    refused = run.ask(Arguments([0], flatten(0)[1]))
+    with pytest.raises(MpfeedError, match="too many open files"):
+        crew.wait_for(refused.answer)
+    engine.hindered = False
+    call = run.ask(Arguments([0], flatten(0)[1]))
+    engine.coming.append(answer(engine.sent[0].number))
+    assert crew.wait_for(call.answer).count == 1
+
+
+def test_workers_that_cannot_be_added_leave_the_others_at_work() -> None:
+    engine: Any = Scripted()
+    crew = Crew(engine, Plan(None, Settings(4, None, 0), 4, 2, 1), max_restarts=3, max_tasks=None, timeout_s=None)
+    crew.adapt(Auto(4), 1)
+    run = CallRun(crew, together=False)
+    first = run.ask(Arguments([0], flatten(0)[1]))
+    engine.hindered = True
+    crew.resize(3)
+    assert (crew.workers, crew.roster.coming) == (1, False)
+    engine.coming.append(answer(engine.sent[0].number))
+    assert crew.wait_for(first.answer).count == 1
+
+
+def test_a_death_after_all_calls_of_a_message_were_answered_is_nobodys() -> None:
+    engine: Any = Scripted()
+    crew = Crew(engine, Plan(None, Settings(1, None, 0), 1, 2, 1), max_restarts=0, max_tasks=None, timeout_s=None)
+    run = CallRun(crew, together=False)
+    first, second = (run.ask(Arguments([0], flatten(0)[1])) for _ in range(2))
+    early = answer(engine.sent[0].number)
+    engine.coming += [Arrived(0, replace(early.reply, more=True)), Died(0, "was killed")]
+    assert crew.wait_for(first.answer).count == 1
+    with pytest.raises(WorkerDied, match="call 2"):
+        crew.wait_for(second.answer)

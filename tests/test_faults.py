@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from conftest import BACKENDS, REMOTE
-from streams import Tally, drain, numbers
+from streams import Gate, Tally, drain, numbers
 
 import mpfeed
 from mpfeed import Shard
 from mpfeed._options import BackendName
+
+Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
 
 COUNT = 6
 # Where it happens: the number of the element, or None for before all of them.
@@ -528,8 +531,6 @@ with mpfeed.from_map(sample, range(3), workers=1, backend="process") as feed:
 
 
 def test_closing_a_feed_from_another_thread_ends_a_wait(remote: BackendName, tally: Tally) -> None:
-    import threading
-
     from streams import eventually
 
     notes = Tally(tally.path)
@@ -548,6 +549,47 @@ def test_closing_a_feed_from_another_thread_ends_a_wait(remote: BackendName, tal
     assert [type(error) for error in seen] == [mpfeed.FeedClosed]
     with pytest.raises(mpfeed.FeedClosed):
         iter(feed)
+
+
+def test_closing_an_iterator_from_another_thread_ends_its_wait_and_keeps_the_workers(
+    backend: BackendName, gate: Gate, keep: Keep
+) -> None:
+    gates = Gate(gate.path)
+
+    def slow(i: int) -> int:
+        if i > 2:
+            gates.wait()
+        return i
+
+    feed = keep(mpfeed.from_map(slow, range(100), workers=2, backend=backend))
+    elements, got, taken = iter(feed), list[int](), threading.Event()
+
+    def read() -> None:
+        for element in elements:
+            got.append(int(element))
+            if len(got) == 3:
+                taken.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert taken.wait(60)
+    elements.close()
+    reader.join(60)
+    assert not reader.is_alive()
+    assert got == [0, 1, 2]
+    assert next(elements, None) is None
+    gate.open()
+    assert [int(element) for element in feed] == list(range(100))
+
+
+def test_in_this_process_a_wait_beyond_the_timeout_goes_on() -> None:
+    def set_up(*_: Any) -> None:
+        """It takes longer than the timeout, as anything does."""
+
+    for workers in (1, 2):
+        options: Any = {"backend": "inprocess", "workers": workers, "timeout": 1e-6}
+        with mpfeed.from_map(abs, range(5), worker_init=set_up, batch_size=2, **options) as feed:
+            assert [batch.tolist() for batch in feed] == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize("how", ["close", "exception", "break", "forgotten"])
