@@ -5,7 +5,9 @@ MpfeedError
 ├── WorkerDied       a worker process or actor vanished
 ├── FeedTimeout      no element within `timeout` seconds
 ├── SignatureError   an element does not have the promised structure, dtype or shape
-└── FeedClosed       the feed was closed while, or before, it was read
+├── FeedClosed       the feed was closed while, or before, it was read
+├── ArenaFull        one element needs more shared memory than there may be
+└── Interrupted      (in ``_interrupts``) Ctrl-C ended a wait in another thread than the main one
 
 Bad arguments are plain ``ValueError`` and ``TypeError``, raised before any worker starts.
 """

@@ -336,8 +336,10 @@ class Feed:
             on_lost: shared: when the process of a part dies, the others raise ``MpfeedError``, or "continue" without.
 
         Raises:
-            ValueError: ``n`` below 1, another remainder, or a shared split of a feed that is not on Ray.
-            MpfeedError: ``ordered=False``.
+            TypeError: ``n`` is no whole number.
+            ValueError: ``n`` or ``window`` below 1, another remainder or ``on_lost``, or a shared split of a feed that
+                is not on Ray.
+            MpfeedError: ``ordered=False``, or this feed is a part already.
         """
         chosen = parts(n, remainder)
         if not self._options.ordered:

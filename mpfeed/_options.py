@@ -33,7 +33,8 @@ class FeedOptions(TypedDict, total=False):
         vary_epochs: False repeats epoch 0 at every iteration.
         epochs: how many will be iterated; nothing is made beyond. None: no limit.
         buffer: messages ready per worker.
-        timeout: longest wait for an element in seconds, start of the workers included.
+        timeout: longest wait for an element in seconds, start of the workers included; then ``FeedTimeout`` says what
+            every worker is doing. In-process, where a source cannot be ended, a longer wait is logged.
         max_restarts: deaths of workers at one position that are made good.
         worker_init: called without arguments in each worker; see ``mpfeed.worker``.
         threads_per_worker: limit for BLAS, OpenMP and OpenCV in a worker.

@@ -61,7 +61,7 @@ class SlowestSample:
 
     Attributes:
         seconds: in the user's code.
-        where: in words: "item 5", "element 3 of shard 1", "call 7".
+        where: in words: "item 5", "element 3 of shard 1", "a call".
     """
 
     seconds: float

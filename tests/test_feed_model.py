@@ -23,12 +23,13 @@ _LENGTHS = (7, 12)
 
 def source(shard: Shard) -> Iterator[Any]:
     for i in range(_LENGTHS[shard.index]):
-        yield np.array([shard.epoch, shard.index, i, shard.rng.integers(1000) * 0])
+        yield np.array([shard.epoch, shard.index, i, shard.rng.integers(1000)])
 
 
 def expected(epoch: int) -> list[list[int]]:
     """The elements of an epoch."""
-    return in_turn([[[epoch, index, i, 0] for i in range(length)] for index, length in enumerate(_LENGTHS)])
+    shards = [Shard(index, len(_LENGTHS), epoch, 0) for index in range(len(_LENGTHS))]
+    return in_turn([[element.tolist() for element in source(shard)] for shard in shards])
 
 
 class FeedMachine(RuleBasedStateMachine):

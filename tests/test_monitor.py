@@ -47,7 +47,7 @@ def test_a_monitor_finds_the_feed_behind_a_dataset() -> None:
         watched = mpfeed.monitor(feed.dataset().map(lambda x: x + 1).batch(2))
         assert watched.feed is feed
         assert sum(1 for _ in watched) == 16
-        assert watched.verdict.kind in ("cpu-bound", "io-bound", "consumer-bound", "transport-bound")
+        assert watched.verdict.kind != "unknown"
     assert feed_of(tf.data.Dataset.range(3)) is None
     assert feed_of([1, 2]) is None
 
@@ -83,9 +83,10 @@ def test_fit_tells_the_share_of_waiting_and_trains_as_ever(options: dict[str, An
     executions = 24 // options.get("steps_per_execution", 1)
     with mpfeed.from_map(_sample, range(96), batch_size=4, workers=1, epochs=2, backend="inprocess") as feed:
         model, monitor = _model(**options), _Waiting(feed)
-        before = model.make_train_function()
+        model.make_train_function()
+        before = model.train_function
         history = model.fit(feed.dataset(), epochs=2, callbacks=[monitor], verbose=0).history
-        assert model.train_function is not before or before is None
+        assert model.train_function is before
         assert monitor.steps == 2 * executions - 1
         assert len(monitor.told) == monitor.steps
         assert len(history["input_wait"]) == 2

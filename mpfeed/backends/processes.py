@@ -34,7 +34,8 @@ class Process:
     Args:
         transport: "shared_memory": arrays travel in place, without a copy in this process. "queue": arrays are
             pickled through a pipe, as ``multiprocessing.Queue`` does; for comparison, and where shared memory fails.
-        memory_limit: bytes of shared memory that all workers together may use, or None.
+        memory_limit: bytes of shared memory that all workers together may use, or None. The arguments of a
+            ``numpy_function`` are not counted.
 
     Raises:
         ValueError: another transport, or a limit below 1.
