@@ -67,8 +67,9 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
     Yield the array itself, whole, and as an element of its own (no ``batch_size``), and from 256 KiB on nothing is
     copied on the process backend: it becomes read-only in the worker at that moment, so that a later write is an
     error there and never a changed element. A smaller one, a view of it, an array of which other views live, and
-    a sample that is collated into a batch are copied like any other. Outside a worker, and in the in-process
-    backend, this is ``numpy.empty``.
+    a sample that is collated into a batch are copied like any other. A worker has 65,536 places for those that are
+    kept and those on their way; where a source keeps them all, the next is an ``MpfeedError``. Outside a worker, and
+    in the in-process backend, this is ``numpy.empty``.
 
     Args:
         shape: of the array.

@@ -68,7 +68,7 @@ class SignatureError(MpfeedError):
 
 
 class ArenaFull(MpfeedError):
-    """``memory_limit`` leaves no room for a message; users see it as an MpfeedError."""
+    """``memory_limit``, or the number of slots, leaves no room for a message; users see it as an MpfeedError."""
 
 
 class FeedClosed(MpfeedError):

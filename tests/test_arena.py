@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mpfeed._errors import ArenaFull
+from mpfeed.transport import arena as arena_module
 from mpfeed.transport.arena import TABLE_BYTES, Reader, Slot, Writer, create_file
 
 PAGE = 4096
@@ -247,6 +248,36 @@ def test_room_is_waited_for_until_a_slot_comes_back() -> None:
             del memory
             held.append(reader.lend(slot))
         assert len(held) == 2
+
+
+def test_where_every_slot_is_kept_the_next_is_refused_and_no_memory_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = PAGE
+    monkeypatch.setattr(arena_module, "TABLE_BYTES", slots)
+    none_will_come = [True]
+    with arena(None, none_will_come.pop) as (writer, _):
+        kept = [writer.empty(1, "u1") for _ in range(slots)]
+        with pytest.raises(ArenaFull, match="all 4,096 slots of shared memory are in use") as caught:
+            writer.empty(PAGE, "u1")
+        assert "memory_limit" not in str(caught.value)
+        place = address_of(kept.pop())
+        array = writer.empty(2 * PAGE, "u1")
+        assert address_of(array) == place, "the last extent was the kept array's"
+
+
+def test_a_slot_is_awaited_where_all_are_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = PAGE
+    monkeypatch.setattr(arena_module, "TABLE_BYTES", slots)
+    held: list[Any] = []
+
+    def drop_the_first() -> None:
+        del held[0]
+
+    with arena(None, drop_the_first) as (writer, reader):
+        for _ in range(slots + 2):
+            slot, memory = writer.allocate(1)
+            del memory
+            held.append(reader.lend(slot))
+        assert len(held) == slots
 
 
 def test_a_file_has_no_name_and_ends_with_its_last_descriptor() -> None:

@@ -106,15 +106,17 @@ class Writer:
         """A slot of at least ``nbytes``, lent at once; private memory, its own name, where its reader holds all room.
 
         Raises:
-            ArenaFull: the limit does not even hold this one, or nothing that is lent can come back.
+            ArenaFull: the limit does not even hold this one, nothing that is lent can come back, or there are as many
+                slots as there can be and none will come back.
         """
         size = -(-max(nbytes, 1) // _PAGE) * _PAGE
         self._reap()
+        self._await_number()  # before an extent, which would be lost where there is none
         while (offset := self._take(size)) is None:
             if self._make_room(nbytes, size):
                 memory = heap(nbytes)
                 return memory, memory
-        number = self._numbers.pop() if self._numbers else self._number_late(nbytes)
+        number = self._numbers.pop()
         self._map[number] = 1
         self._lent[number] = (offset, size)
         return (number, offset, nbytes), self._bytes(offset, nbytes)
@@ -226,18 +228,24 @@ class Writer:
                 f"a message of {nbytes:,} bytes has no room: its worker's share of memory_limit is {limit:,} bytes, "
                 f"{self._in_use():,} in use. Raise memory_limit, use fewer workers, or make batches smaller"
             )
+        return self._wait(self._wait_for_room)
+
+    def _await_number(self) -> None:
+        while not self._numbers:
+            if self._wait_for_room is None or self._wait(self._wait_for_room):
+                raise ArenaFull(
+                    f"all {len(self._lent):,} slots of shared memory are in use, and none comes back: keep fewer "
+                    "arrays of mpfeed.empty, or copies of them"
+                )
+
+    def _wait(self, wait_for_room: Callable[[], bool | None]) -> bool:
         begun_s = time.perf_counter()
-        none = self._wait_for_room()
+        none = wait_for_room()
         ended_s = time.perf_counter()
         self.waited_s += ended_s - begun_s
         _span.add("wait for room", begun_s, ended_s)
         self._reap()
         return none is True
-
-    def _number_late(self, nbytes: int) -> int:
-        while not self._numbers:
-            self._make_room(nbytes, _PAGE)
-        return self._numbers.pop()
 
 
 class _Loan(weakref.ref[Any]):
