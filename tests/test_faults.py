@@ -21,6 +21,7 @@ from streams import Gate, Tally, drain, numbers
 import mpfeed
 from mpfeed import Shard
 from mpfeed._options import BackendName
+from mpfeed.backends import process_member
 
 Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
 
@@ -590,6 +591,32 @@ def test_in_this_process_a_wait_beyond_the_timeout_goes_on() -> None:
         options: Any = {"backend": "inprocess", "workers": workers, "timeout": 1e-6}
         with mpfeed.from_map(abs, range(5), worker_init=set_up, batch_size=2, **options) as feed:
             assert [batch.tolist() for batch in feed] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_stopped_worker_does_not_hold_up_the_stacks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first goes on once the stack of the second is read; the wait for both lasts longer than that ever takes."""
+    monkeypatch.setattr(process_member, "_DUMP_S", 30.0)
+    stopped: list[int] = []
+    read_dump = process_member.Member.read_dump
+
+    def read(member: process_member.Member) -> str:
+        text = read_dump(member)
+        if text and member.worker == 1:
+            os.kill(stopped[0], signal.SIGCONT)
+        return text
+
+    monkeypatch.setattr(process_member.Member, "read_dump", read)
+    with mpfeed.from_generator(lambda shard: iter([0]), shards=2, workers=2, backend="process") as feed:
+        assert numbers(feed) == [0, 0]
+        first, crew = feed.stats().workers[0].pid, feed._crew
+        assert first is not None
+        assert crew is not None
+        stopped.append(first)
+        os.kill(first, signal.SIGSTOP)
+        with crew.lock:
+            stacks = crew.engine().stacks()
+    assert sorted(stacks) == [0, 1]
+    assert all("most recent call first" in stack for stack in stacks.values()), stacks
 
 
 @pytest.mark.parametrize("how", ["close", "exception", "break", "forgotten"])

@@ -113,15 +113,23 @@ class Member:
         except OSError:
             return ""
 
-    def stack(self, start: int) -> str:
-        """The dump that was asked for when there were ``start`` characters, once it is whole: it comes in pieces."""
-        deadline = time.monotonic() + _DUMP_S
-        text, last = "", None
-        while time.monotonic() < deadline and not (text and text == last):
-            last = text
-            time.sleep(0.02)
-            text = self.read_dump()[start:]
-        return text.strip() or f"no Python stack (the process is {self.state()})"
+
+def stacks(asked: dict[Member, int]) -> dict[int, str]:
+    """The dumps that these were asked for, by worker, when there were so many characters each.
+
+    One wait for all: a stopped worker writes nothing, and many would hold up whoever waits for the crew's lock.
+    """
+    deadline = time.monotonic() + _DUMP_S
+    texts = dict.fromkeys(asked, "")
+    partial = set(asked)
+    while partial and time.monotonic() < deadline:
+        time.sleep(0.02)
+        for member in list(partial):
+            text = member.read_dump()[asked[member] :]
+            if text and text == texts[member]:  # it comes in pieces
+                partial.discard(member)
+            texts[member] = text
+    return {m.worker: text.strip() or f"no Python stack (the process is {m.state()})" for m, text in texts.items()}
 
 
 def _close(fd: int) -> None:

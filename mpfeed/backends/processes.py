@@ -20,7 +20,7 @@ from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads
 from mpfeed.backends import spawn
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
-from mpfeed.backends.process_member import Member, words
+from mpfeed.backends.process_member import Member, stacks, words
 from mpfeed.backends.worker import NeedRoom, Room, stack_signal
 
 # A consumer that has waited so long for a worker that waits for room will not make any.
@@ -253,15 +253,14 @@ class _Engine:
     # --------------------------------------------------------------------------------------- end
 
     def stacks(self) -> dict[int, str]:
-        members = list(self._members.values())
-        before = {}
-        for member in members:
+        asked = {}
+        for member in list(self._members.values()):
             if not member.joined:  # its handler is not there yet, and the signal would end it
                 continue
-            before[member.worker] = len(member.read_dump())
+            asked[member] = len(member.read_dump())
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.child.pid, stack_signal())
-        return {m.worker: m.stack(before[m.worker]) for m in members if m.joined}
+        return stacks(asked)
 
     def stop(self) -> None:
         members = [self._forget(worker) for worker in list(self._members)]
