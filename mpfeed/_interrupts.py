@@ -11,6 +11,7 @@ of them would come out as a RuntimeError of pybind11's, so the handler puts it o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -56,18 +57,30 @@ class _Wakeup:
     """The wake-up descriptor of this process and the handler of SIGINT, installed when they are free."""
 
     def __init__(self) -> None:
+        # ctypes frees a callback with its object, and the interpreter may call it late, also in a fork.
+        self._note_run = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._main_runs)
+        self._begin()
+
+    def _begin(self) -> None:
         self._read = self._write = -1
         self._lock = threading.Lock()
         self._watched: weakref.WeakSet[Interruptible] = weakref.WeakSet()
         self._ran = threading.Event()
-        # ctypes frees a callback with its object, and the interpreter may call it late.
-        self._note_run = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._main_runs)
         # What the main thread was executing when waits were ended for it.
         self.held: FrameType | None = None
 
+    def renew(self) -> None:
+        """In a fork: its signals are not those of the process that reads the pipe, nor are the waits its own."""
+        if self.installed:
+            signal.set_wakeup_fd(-1)
+            for fd in (self._read, self._write):
+                with contextlib.suppress(OSError):  # closed by the program, as a daemon does
+                    os.close(fd)
+        self._begin()
+
     @property
     def installed(self) -> bool:
-        """Whether the descriptor was ever this library's."""
+        """Whether the descriptor was ever this library's in this process."""
         return self._read >= 0
 
     def install(self) -> None:
@@ -194,11 +207,5 @@ def watch(waits: Interruptible) -> None:
     _wakeup.watch(waits)
 
 
-def _forget_in_child() -> None:
-    """A fork shares the pipe: the child's signals are not this process's."""
-    if _wakeup.installed:
-        signal.set_wakeup_fd(-1)
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(after_in_child=_wakeup.renew)

@@ -132,6 +132,62 @@ with mpfeed.from_generator(source, workers=1, shards=1, backend="process") as fe
     assert done.stdout == "interrupted True None\n[1]\n", done.stderr
 
 
+def test_a_fork_hears_of_its_own_control_c_alone(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import os, signal, sys, threading
+from mpfeed import _interrupts
+
+class Waits:
+    def __init__(self):
+        self.begun_s, self.ended = [], threading.Event()
+
+    def interrupt(self, until_s, *, unheard):
+        self.ended.set()
+
+def pipe_of_signals():
+    fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    return os.readlink(f"/proc/self/fd/{fd}")
+
+def held():  # descriptors may be those of the listing itself
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:
+            pass
+    return links
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+parents = Waits()
+_interrupts.install()
+_interrupts.watch(parents)
+pipe = pipe_of_signals()
+if os.fork() == 0:
+    print("forgets", pipe not in held(), flush=True)
+    own = Waits()
+    _interrupts.install()
+    _interrupts.watch(own)
+    print("has another", pipe_of_signals() != pipe, flush=True)
+    _interrupts._wakeup._main_is_free = lambda: own.ended.is_set()  # as if TensorFlow held the main thread until then
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        print("ends its wait", own.ended.wait(60), flush=True)
+    print("and no other", not parents.ended.is_set(), flush=True)
+    os._exit(0)
+os.wait()
+print("goes on", pipe_of_signals() == pipe, not parents.ended.is_set())
+"""
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=90, check=False)
+    assert done.stdout.splitlines() == [
+        "forgets True", "has another True", "ends its wait True", "and no other True", "goes on True True",
+    ], done.stderr  # fmt: skip
+
+
 def test_the_death_of_a_program_takes_its_workers_along(tmp_path: Path) -> None:
     with running(tmp_path, "numpy", "process") as (process, family):
         assert family
