@@ -120,6 +120,49 @@ def _states(feed: Feed) -> list[str]:
     return [member.state for member in crew.roster.members]
 
 
+class Switch:
+    """As much of Ray as a session needs, but for the cluster: it is up or down."""
+
+    up = False
+
+    def init(self, **_: Any) -> None:
+        self.up = True
+
+    def is_initialized(self) -> bool:
+        return self.up
+
+    def shutdown(self) -> None:
+        self.up = False
+
+    def remote(self, **_: Any) -> Callable[[type], type]:
+        return lambda actor: actor
+
+    def get_runtime_context(self) -> Switch:
+        return self
+
+    def get_node_id(self) -> str:
+        return "here"
+
+    def nodes(self) -> list[Any]:
+        return []
+
+
+def test_a_feed_of_a_ray_that_the_user_shut_down_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = Switch()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_session, "_import_ray", lambda: ray)
+    monkeypatch.setattr(ray_session, "_session", None)
+    monkeypatch.setattr(ray_session, "_users", 0)
+    stale = ray_session.connect(Ray())
+    ray.shutdown()
+    second = ray_session.connect(Ray())
+    ray_session.disconnect(stale)
+    ray_session.disconnect(ray_session.connect(Ray()))
+    assert ray.up, "the second feed still uses it"
+    ray_session.disconnect(second)
+    assert not ray.up
+
+
 @pytest.mark.usefixtures("local_ray")
 @pytest.mark.parametrize(
     ("remainder", "parts"),

@@ -50,7 +50,7 @@ _users = 0
 
 
 def connect(backend: Ray) -> Session:
-    """The session of this process, started if need be; each call is matched by ``_disconnect``."""
+    """The session of this process, started if need be; each call is matched by ``disconnect`` or ``release``."""
     global _session, _users
     ray = _import_ray()
     with _lock:
@@ -84,7 +84,7 @@ def _start(ray: Any, backend: Ray) -> bool:
 
 
 def release(session: Session) -> None:
-    """Undo a ``_connect`` without ending what it started: an engine is about to use it."""
+    """Undo a ``connect`` without ending what it started: an engine is about to use it."""
     global _users
     with _lock:
         if _session is session:
@@ -268,8 +268,10 @@ def disconnect(session: Session) -> None:
     """An engine no longer needs the session; the last one ends a Ray that mpfeed started."""
     global _session, _users
     with _lock:
+        if _session is not session:
+            return  # of a Ray that the user shut down: those who use the next one are not to lose it
         _users = max(0, _users - 1)
-        if _users == 0 and _session is session:
+        if _users == 0:
             _session = None
             if session.started and session.ray.is_initialized():
                 session.ray.shutdown()
