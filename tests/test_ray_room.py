@@ -15,6 +15,7 @@ from streams import Gate, Tally, eventually, numbers
 
 import mpfeed
 from mpfeed import Feed, Ray
+from mpfeed._serialize import dumps
 from mpfeed.backends import ray_engine, ray_hub, ray_session
 
 Keep = Callable[[Feed], Feed]
@@ -231,6 +232,43 @@ def test_a_lost_part_ends_the_others_or_lets_them_go_on(on_lost: Any, local_ray:
             numbers(batches)
     else:
         assert numbers(batches) == list(range(2, 20, 2))
+
+
+@pytest.mark.parametrize(("how", "on_lost"), [("dies", "raise"), ("dies", "continue"), ("leaves", "continue")])
+def test_the_end_of_the_process_that_read_a_part_before_is_none_of_its_reader(
+    how: str, on_lost: Any, local_ray: Any
+) -> None:
+    feed = mpfeed.from_generator(counted, workers=1, backend="inprocess")
+    hub = ray_hub.Hub(dumps(feed), ray_hub.Sharing(2, "drop", 4, on_lost), [])
+    former, reader = [local_ray.remote(ray_hub.Beacon).options(num_cpus=0).remote() for _ in range(2)]
+    hub.join(1, former)
+    visit, number = hub.join(1, reader)
+    if how == "leaves":
+        hub.leave(1, former)
+    local_ray.kill(former)
+    assert eventually(lambda: watches() == 1)  # its end was heard of
+    dealt = hub.take(1, visit, number)
+    assert (dealt.kind, dealt.value) == ("element", 1)
+    local_ray.kill(reader)
+    assert eventually(lambda: hub._parts[1].state == "gone")
+    hub.leave(0, None)
+    hub.close()
+
+
+def watches() -> int:
+    return sum(thread.name == "mpfeed-beacon" for thread in threading.enumerate())
+
+
+def test_a_part_of_a_closed_feed_says_so_each_time_and_keeps_no_connection(local_ray: Any, keep: Keep) -> None:
+    feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
+    part = keep(pickle.loads(pickle.dumps(feed.split(2, shared=True)[0])))  # as another process has it
+    feed.close()
+    assert eventually(lambda: local_ray.util.list_named_actors(all_namespaces=True) == [])
+    users = ray_session._users
+    for _ in range(2):
+        with pytest.raises(mpfeed.FeedClosed, match="the feed of this part was closed"):
+            numbers(part)
+    assert ray_session._users == users
 
 
 def test_a_shared_split_needs_ray(keep: Keep) -> None:

@@ -70,6 +70,7 @@ class _Part:
     visit: int = 0
     skipped: int = -1  # the latest epoch its consumer has left
     state: Literal["unread", "reading", "gone"] = "unread"
+    beacon: Any = None  # of the process that reads it now
 
 
 class Hub:
@@ -90,11 +91,12 @@ class Hub:
 
     def join(self, index: int, beacon: Any) -> tuple[int, int]:
         """A part begins to read: (its visit, the number of its next message)."""
-        threading.Thread(target=self._watch, args=(index, beacon), name="mpfeed-beacon", daemon=True).start()
         with self._changed:
             part = self._parts[index]
+            part.beacon = beacon
             part.state = "reading"
             part.visit += 1
+            threading.Thread(target=self._watch, args=(index, beacon), name="mpfeed-beacon", daemon=True).start()
             return part.visit, part.used
 
     def take(self, index: int, visit: int, number: int) -> Dealt:
@@ -133,9 +135,11 @@ class Hub:
             self._changed.notify_all()
             return part.visit, part.used
 
-    def leave(self, index: int) -> None:
-        """A part is closed; what would be its own is passed over."""
-        self._part_with(index)
+    def leave(self, index: int, beacon: Any) -> None:
+        """A part is closed by the process of this beacon; what would be its own is passed over."""
+        with self._changed:
+            if self._parts[index].beacon == beacon:
+                self._part_with(index)
 
     def close(self) -> None:
         """End the producers."""
@@ -209,11 +213,12 @@ class Hub:
         try:
             ray.get(beacon.shine.remote())
         except Exception:
-            self._lose(index)
+            self._lose(index, beacon)
 
-    def _lose(self, index: int) -> None:
+    def _lose(self, index: int, beacon: Any) -> None:
         with self._changed:
-            if self._parts[index].state == "gone":
+            # A death may be heard of after another process has begun to read the part.
+            if self._parts[index].state == "gone" or self._parts[index].beacon != beacon:
                 return
             if self._sharing.on_lost == "raise":
                 text = (
@@ -221,14 +226,13 @@ class Hub:
                     'The other parts end here; split(..., on_lost="continue") lets them go on without it'
                 )
                 self._lost = Dealt("error", dumps(MpfeedError(text)))
-        self._part_with(index)
+            self._part_with(index)
 
     def _part_with(self, index: int) -> None:
-        with self._changed:
-            part = self._parts[index]
-            part.state = "gone"
-            part.messages.clear()
-            self._changed.notify_all()
+        part = self._parts[index]
+        part.state = "gone"
+        part.messages.clear()
+        self._changed.notify_all()
 
 
 class Beacon:
@@ -289,18 +293,30 @@ class Draw:
     def _open(self) -> None:
         if self._session is not None:
             return
-        backend, name, *_ = self._recipe
-        self._session = connect(backend)
-        ray = self._session.ray
+        session = connect(self._recipe[0])
         try:
-            self._hub = ray.get_actor(name, namespace=_NAMESPACE)
-            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                ray.get_runtime_context().get_node_id(), soft=True
-            )
-            self._beacon = ray.remote(Beacon).options(num_cpus=0, scheduling_strategy=here).remote()
-            self._visit, self._number = ray.get(self._hub.join.remote(self.index, self._beacon))
+            self._join(session.ray)
+        except BaseException:
+            disconnect(session)
+            raise
+        self._session = session
+        if self.closed:  # meanwhile, by another thread
+            self._leave()
+            raise self._as_is(FeedClosed("the feed was closed while it was being read"))
+
+    def _join(self, ray: Any) -> None:
+        try:
+            self._hub = ray.get_actor(self._recipe[1], namespace=_NAMESPACE)
         except ValueError:
             raise self._as_is(FeedClosed("the feed of this part was closed, or its process ended")) from None
+        here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=True
+        )
+        self._beacon = ray.remote(Beacon).options(num_cpus=0, scheduling_strategy=here).remote()
+        try:
+            self._visit, self._number = ray.get(self._hub.join.remote(self.index, self._beacon))
+        except ray.exceptions.RayError as error:
+            raise self._hub_lost(error) from None
 
     def _dealt(self, asked: deque[tuple[int, Any]]) -> Dealt:
         """The oldest message asked for."""
@@ -330,8 +346,7 @@ class Draw:
         try:
             answer: Dealt = ray.get(ref)
         except ray.exceptions.RayError as error:
-            words = " ".join(str(error).split())[:300]
-            raise self._as_is(MpfeedError(f"the hub of a shared split is lost ({words})")) from None
+            raise self._hub_lost(error) from None
         return answer
 
     def _leave_epoch(self) -> None:
@@ -341,6 +356,10 @@ class Draw:
         with contextlib.suppress(Exception):  # the hub is gone: the next read says so
             self._visit, self._number = self._session.ray.get(self._hub.skip.remote(self.index, epoch))
 
+    def _hub_lost(self, error: Exception) -> MpfeedError:
+        words = " ".join(str(error).split())[:300]
+        return self._as_is(MpfeedError(f"the hub of a shared split is lost ({words})"))
+
     @staticmethod
     def _as_is(error: MpfeedError) -> MpfeedError:
         error.__dict__["mpfeed_as_is"] = True
@@ -348,15 +367,16 @@ class Draw:
 
     def close(self) -> None:
         """Leave the hub. Idempotent."""
-        if self.closed:
-            return
         self.closed = True
+        self._leave()
+
+    def _leave(self) -> None:
         session, self._session = self._session, None
         if session is None:
             return
         if session.ray.is_initialized():
             with contextlib.suppress(Exception):  # the hub may be gone
-                session.ray.get(self._hub.leave.remote(self.index), timeout=1.0)
+                session.ray.get(self._hub.leave.remote(self.index, self._beacon), timeout=1.0)
                 session.ray.kill(self._beacon)
         disconnect(session)
 
