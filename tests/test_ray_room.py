@@ -14,7 +14,7 @@ import pytest
 from streams import Gate, Tally, eventually, numbers
 
 import mpfeed
-from mpfeed import Feed, Ray
+from mpfeed import Feed, Ray, _shared
 from mpfeed._serialize import dumps
 from mpfeed.backends import ray_engine, ray_hub, ray_session
 
@@ -189,7 +189,7 @@ def test_parts_of_a_shared_split_are_disjoint_and_each_iteration_is_the_next_epo
 def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
     keep: Keep, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray_hub, "TELL_S", 0.3)
+    monkeypatch.setattr(_shared, "TELL_S", 0.3)
     feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
     fast, slow = feed.split(2, shared=True, window=3)
     got: list[Any] = []
