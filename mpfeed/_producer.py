@@ -40,8 +40,9 @@ class Settings:
     batch_size: int | None
     seed: int
     vary_epochs: bool = True
-    # In threads of the calling process the global generators belong to everyone: only `rng` is promised.
-    seeds_globals: bool = True
+    # In threads of the calling process, beside others: the global generators belong to everyone, so that only `rng` is
+    # promised, and Ctrl-C, which Python raises in the main thread, is never meant for them.
+    threaded: bool = False
 
 
 class _OpenShard:
@@ -120,7 +121,7 @@ class Producer:
                 _close(self._shards.pop(key).iterator)
 
     def handle(self, request: Request) -> Reply:
-        """Answer a request. Exceptions of the user's code are in the reply; only KeyboardInterrupt passes."""
+        """Answer a request. Exceptions of the user's code are in the reply; only Ctrl-C that is the caller's passes."""
         self._meter.begin(self._allocator.waited_s, traced=request.traced)
         with self._inside(), self._borrowed():
             match request:
@@ -139,7 +140,7 @@ class Producer:
         return _context.inside(self._worker, self._allocator if self._remote else None)
 
     def _borrowed(self) -> AbstractContextManager[None]:
-        if self._remote or not self._settings.seeds_globals:
+        if self._remote or self._settings.threaded:
             return nullcontext()
         return self._random.borrowed()
 
@@ -164,7 +165,7 @@ class Producer:
             reply.samples = shard.position - before
             return reply
         except BaseException as error:
-            self._pass_interrupt(error)
+            self.pass_interrupt(error)
             # Opening or replaying failed: the shard is over.
             shard = self._shards.setdefault((request.run, request.shard), _OpenShard(None))
             shard.failure = self._failed(error, f"shard {request.shard}", shard=request.shard, index=shard.position)
@@ -197,7 +198,7 @@ class Producer:
 
     def _enter(self, shard: _OpenShard, request: MakeShard) -> None:
         """Give the global generators to a shard: seeded when it starts, swapped where a worker holds several."""
-        if not self._settings.seeds_globals or self._active is shard:
+        if self._settings.threaded or self._active is shard:
             return
         if self._active is not None:
             self._active.random_state = self._random.state()
@@ -208,7 +209,7 @@ class Producer:
         self._active = shard
 
     def _leave(self, shard: _OpenShard | None) -> None:
-        if self._remote or not self._settings.seeds_globals or self._active is None:
+        if self._remote or self._settings.threaded or self._active is None:
             return
         self._active.random_state = self._random.state()
         self._active = None
@@ -232,7 +233,7 @@ class Producer:
         try:
             reply.payloads = (batch.finish(),)
         except BaseException as error:
-            self._pass_interrupt(error)
+            self.pass_interrupt(error)
             reply.failure = self._failed(error, f"a batch of shard {request.shard} (collate)", shard=request.shard)
         self._meter.added()
         return reply
@@ -277,7 +278,7 @@ class Producer:
 
     def _broken(self, reply: Reply, shard: _OpenShard, error: BaseException, index: int) -> Reply:
         """The shard's source raised: it is over."""
-        self._pass_interrupt(error)
+        self.pass_interrupt(error)
         where = f"element {shard.position} of shard {index}"
         shard.failure = self._failed(error, where, shard=index, index=shard.position)
         reply.failure, reply.end = shard.failure, True
@@ -291,7 +292,7 @@ class Producer:
         try:
             items = loads(request.items) if self._remote else request.items
         except BaseException as error:
-            self._pass_interrupt(error)
+            self.pass_interrupt(error)
             reply.failure = self._failed(error, f"item {request.indices[0]} (reading it)", index=request.indices[0])
             return reply
         if self._settings.batch_size is None:
@@ -312,7 +313,7 @@ class Producer:
             try:
                 add(self._sample(item, request.epoch, index))
             except BaseException as error:
-                self._pass_interrupt(error)
+                self.pass_interrupt(error)
                 if not self._skips(error):
                     reply.failure = self._failed(error, f"item {index}", index=index)
                     return
@@ -328,7 +329,7 @@ class Producer:
             try:
                 reply.payloads = (batch.finish(),)
             except BaseException as error:
-                self._pass_interrupt(error)
+                self.pass_interrupt(error)
                 reply.failure = self._failed(error, f"the batch of items {_listed(request.indices)} (collate)")
             self._meter.added()
         return reply
@@ -337,7 +338,7 @@ class Producer:
         source = self._work.source
         assert isinstance(source, MapSource)
         epoch = self._epoch(epoch)
-        if self._settings.seeds_globals:
+        if not self._settings.threaded:
             self._random.seed(self._settings.seed, _seed.ITEM, epoch, index)
         return source.sample(item, self._settings.seed, epoch, index)
 
@@ -356,7 +357,7 @@ class Producer:
                 batch.add(loads(sample) if self._remote else sample)
             reply.payloads = (batch.finish(),)
         except BaseException as error:
-            self._pass_interrupt(error)
+            self.pass_interrupt(error)
             reply.failure = self._failed(error, "a batch of left-over samples (collate)")
         return reply
 
@@ -366,7 +367,7 @@ class Producer:
             try:
                 answers.add(self._call(arguments))
             except BaseException as error:
-                self._pass_interrupt(error)
+                self.pass_interrupt(error)
                 answers.fail(self._failed(error, "the result of a call"))
         reply = answers.close()
         reply.samples = len(request.arguments)
@@ -377,7 +378,7 @@ class Producer:
         assert isinstance(source, CallSource)
         # What `fn` changes is its own, as in a worker process; here it would be the tensors' memory.
         given = arguments.structure() if self._remote else map_leaves(_own, arguments.structure())
-        if self._settings.seeds_globals and source.takes_rng:
+        if not self._settings.threaded and source.takes_rng:
             key = int(given[-1]) & 0xFFFFFFFFFFFFFFFF
             self._random.seed(self._settings.seed, _seed.CALL, key)
         result = source.call(given, self._settings.seed)
@@ -397,9 +398,9 @@ class Producer:
     ) -> Failure:
         return failure_of(error, where, remote=self._remote, shard=shard, index=index)
 
-    def _pass_interrupt(self, error: BaseException) -> None:
-        """In the calling process Ctrl-C is the caller's; in a worker it is just another exception."""
-        if not self._remote and isinstance(error, KeyboardInterrupt):
+    def pass_interrupt(self, error: BaseException) -> None:
+        """Raise Ctrl-C, which is the caller's in a thread of the caller's; in a worker it is just another exception."""
+        if not (self._remote or self._settings.threaded) and isinstance(error, KeyboardInterrupt):
             raise error
 
     def _frozen(self, sample: Any) -> Any:

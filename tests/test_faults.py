@@ -477,10 +477,20 @@ def test_an_item_that_cannot_be_read_is_an_error_of_the_calling_process(remote: 
     assert "bad sector" in str(error)
 
 
-def test_a_keyboard_interrupt_inside_a_worker_is_just_an_error() -> None:
+@pytest.mark.parametrize("place", ["worker_init", "middle"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_keyboard_interrupt_inside_a_worker_is_just_an_error(
+    workers: int, place: str, backend: BackendName, tally: Tally
+) -> None:
+    if backend == "ray":
+        pytest.skip("the code is that of the process backend")
     fault = Fault(_keyboard_interrupt, mpfeed.WorkerError)
-    act = fault.act()
-    with mpfeed.from_map(lambda i: act(), range(2), workers=1, backend="process") as feed:
+    source, init = misbehaving(fault, PLACES[place], tally)
+    with mpfeed.from_generator(source, shards=2, workers=workers, backend=backend, worker_init=init) as feed:
+        if (backend, workers) == ("inprocess", 1):  # there it may be Ctrl-C, which is the caller's
+            with pytest.raises(KeyboardInterrupt, match="from within"):
+                drain(feed)
+            return
         _, error = drain(feed)
     assert type(error) is mpfeed.WorkerError
     assert "KeyboardInterrupt: from within" in str(error)

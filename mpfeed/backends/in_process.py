@@ -54,14 +54,15 @@ class InProcess:
 
 
 def _producer(plan: Plan, worker: int) -> Producer:
-    settings = replace(plan.settings, seeds_globals=plan.workers == 1)
+    settings = replace(plan.settings, threaded=plan.workers > 1)
     return Producer(plan.work, settings, worker, Heap(adopts=False), remote=False)
 
 
 def _open(producer: Producer, worker: int) -> Event:
     try:
         producer.open()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        producer.pass_interrupt(error)
         return Unfit(worker, failure_of(error, "worker_init", remote=False))
     return Joined(worker)
 
