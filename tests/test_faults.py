@@ -442,6 +442,26 @@ def test_the_epoch_after_an_error_is_whole(backend: BackendName) -> None:
         assert numbers(feed) == [0, 1, 2, 3]
 
 
+def test_what_was_asked_of_a_worker_that_could_not_start_is_not_made_later() -> None:
+    tried, made = list[int](), list[int]()
+
+    def init() -> None:
+        tried.append(1)
+        if len(tried) == 1:
+            raise LookupError("not yet")
+
+    def sample(i: int) -> np.int64:
+        made.append(i)
+        return np.int64(i)
+
+    options: Any = {"workers": 1, "batch_size": 1, "epochs": 2, "worker_init": init}
+    with mpfeed.from_map(sample, range(6), backend="inprocess", **options) as feed:
+        with pytest.raises(mpfeed.WorkerError, match="not yet"):
+            next(iter(feed))
+        assert numbers(feed) == list(range(6))
+    assert made == list(range(6))
+
+
 def test_a_failing_collate_is_a_worker_error_that_names_the_batch(backend: BackendName) -> None:
     def collate(samples: list[Any]) -> Any:
         if 4 in samples:

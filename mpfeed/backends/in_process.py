@@ -88,6 +88,7 @@ class _Inline:
         self._woken = threading.Event()
 
     def start_worker(self, worker: int) -> None:
+        self._messages.clear()  # meant for one that never came up: nobody waits for the answers
         self._producer = _producer(self._plan, worker)
         self._events.append(_open(self._producer, worker))
 
