@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from mpfeed._serialize import failure_of, freeze, loads
 from mpfeed._source import CallSource, GeneratorSource, MapSource, Shard, Source
 from mpfeed._structure import map_leaves
 
+log = logging.getLogger("mpfeed")
 _FIRST_ROWS = 16
 
 
@@ -98,27 +100,37 @@ class Producer:
         with self._inside():
             state = self._work.worker_init()
             if hasattr(state, "__enter__") and hasattr(state, "__exit__"):
-                self._left = state
-                state = state.__enter__()
+                left, state = state, state.__enter__()
+                self._left = left  # where entering it fails there is nothing to leave
         self._worker = _context.Worker(self._worker.index, self._worker.count, state)
 
     def close(self) -> None:
-        """Close all iterators and leave what ``worker_init`` entered; errors of the user's code pass through."""
-        with self._inside():
-            if self._early is not None:
-                self._early.close()
-            for shard in self._shards.values():
-                _close(shard.iterator)
-            self._shards.clear()
-            if self._left is not None:
-                left, self._left = self._left, None
-                left.__exit__(None, None, None)
+        """Close all iterators, then leave what ``worker_init`` entered. What the user's code raises there is logged."""
+        if self._early is not None:
+            self._early.close()
+        left, self._left = self._left, None
+        with self._inside(), ExitStack() as ends:
+            if left is not None:
+                ends.callback(self._clean_up, left.__exit__, None, None, None)
+            self._close_shards(ends, list(self._shards))
 
     def drop(self, message: Drop) -> None:
-        """Close the iterators of a run."""
-        with self._inside(), self._borrowed():
-            for key in [key for key in self._shards if key[0] == message.run]:
-                _close(self._shards.pop(key).iterator)
+        """Close the iterators of a run. What the user's code raises there is logged."""
+        with self._inside(), self._borrowed(), ExitStack() as ends:
+            self._close_shards(ends, [key for key in self._shards if key[0] == message.run])
+
+    def _close_shards(self, ends: ExitStack, keys: list[tuple[int, int]]) -> None:
+        """Have their iterators closed: all of them, also where Ctrl-C ends one's closing."""
+        for key in keys:
+            ends.callback(self._clean_up, _close, self._shards.pop(key).iterator)
+
+    def _clean_up(self, end: Callable[..., Any], *arguments: Any) -> None:
+        """End something of the user's: nobody waits for what that raises, and the worker has other things to do."""
+        try:
+            end(*arguments)
+        except BaseException as error:
+            self.pass_interrupt(error)
+            log.warning("worker %d: a source raised while it was closed", self._worker.index, exc_info=True)
 
     def handle(self, request: Request) -> Reply:
         """Answer a request. Exceptions of the user's code are in the reply; only Ctrl-C that is the caller's passes."""
@@ -176,7 +188,7 @@ class Producer:
     def _open_shard(self, request: MakeShard) -> _OpenShard:
         old = self._shards.pop((request.run, request.shard), None)
         if old is not None:
-            _close(old.iterator)
+            self._clean_up(_close, old.iterator)
         source = self._work.source
         assert isinstance(source, GeneratorSource)
         # Nothing leaves early where nobody could take it, so that a slow source must show itself first.
@@ -282,7 +294,7 @@ class Producer:
         where = f"element {shard.position} of shard {index}"
         shard.failure = self._failed(error, where, shard=index, index=shard.position)
         reply.failure, reply.end = shard.failure, True
-        _close(shard.iterator)
+        self._clean_up(_close, shard.iterator)
         return reply
 
     # ------------------------------------------------------------------------------------ from_map

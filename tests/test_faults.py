@@ -18,6 +18,9 @@ import pytest
 from conftest import BACKENDS, REMOTE
 from streams import Gate, Tally, drain, numbers
 
+
+from streams import Tally, drain, eventually, numbers
+
 import mpfeed
 from mpfeed import Shard
 from mpfeed._options import BackendName
@@ -442,6 +445,134 @@ def test_the_epoch_after_an_error_is_whole(backend: BackendName) -> None:
         assert numbers(feed) == [0, 1, 2, 3]
 
 
+CLEAN_UPS = {"raise": _raise, "sys.exit": _sys_exit}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", CLEAN_UPS)
+def test_a_generator_that_raises_while_it_is_closed_harms_neither_the_next_epoch_nor_close(
+    name: str, workers: int, backend: BackendName, keep: Callable[[mpfeed.Feed], mpfeed.Feed]
+) -> None:
+    if backend == "ray" and (name, workers) != ("sys.exit", 1):
+        pytest.skip("one of four on Ray, each start of which takes seconds")
+    act = CLEAN_UPS[name]()
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        try:
+            yield from map(np.int64, range(8))
+        except GeneratorExit:
+            act()
+
+    options: Any = {"workers": workers, "backend": backend, "batch_size": 1, "buffer": 1}
+    feed = keep(mpfeed.from_generator(source, shards=2, **options))
+    for element in feed:
+        assert numbers([element]) == [0]
+        break
+    assert numbers(feed) == [i for i in range(8) for _ in range(2)]
+    held = iter(feed)
+    next(held)
+    feed.close()
+    assert sum(worker.restarts for worker in feed.stats().workers) == 0
+
+
+@pytest.mark.parametrize("how", ["break", "close"])
+def test_where_an_iterator_cannot_be_closed_the_others_are_and_worker_init_is_left(
+    how: str, backend: BackendName, tally: Tally, keep: Callable[[mpfeed.Feed], mpfeed.Feed]
+) -> None:
+    if backend == "ray" and how == "break":
+        pytest.skip("one of two on Ray")
+    notes, act = Tally(tally.path), _raise()
+
+    class Opened:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *raised: object) -> None:
+            notes.note(f"left {raised}")
+            act()
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        try:
+            yield from map(np.int64, range(8))
+        except GeneratorExit:
+            notes.note("closed")
+            act()
+
+    options: Any = {"workers": 1, "backend": backend, "batch_size": 1, "epochs": 1, "worker_init": Opened}
+    feed = keep(mpfeed.from_generator(source, shards=3, **options))
+    iterator = iter(feed)
+    assert numbers([next(iterator) for _ in range(3)]) == [0, 0, 0]
+    if how == "break":
+        iterator.close()
+        assert eventually(lambda: tally.reached(3))
+        assert tally.lines() == ["closed"] * 3
+    feed.close()
+    assert eventually(lambda: tally.reached(4))
+    assert tally.lines() == ["closed"] * 3 + ["left (None, None, None)"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_in_the_calling_process_a_failing_clean_up_is_logged(workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    act = _raise()
+
+    def source(shard: Shard) -> Iterator[np.int64]:
+        try:
+            yield from map(np.int64, range(8))
+        except GeneratorExit:
+            act()
+
+    with mpfeed.from_generator(source, shards=workers, workers=workers, batch_size=1, backend="inprocess") as feed:
+        held = iter(feed)
+        next(held)
+    assert "a source raised while it was closed" in caplog.text
+    assert "the very reason" in caplog.text
+
+
+def test_an_iterator_that_can_neither_go_on_nor_be_closed_is_the_error_it_raised(backend: BackendName) -> None:
+    if backend == "ray":
+        pytest.skip("nothing of it depends on where the worker runs")
+
+    class Broken:
+        def __init__(self) -> None:
+            self.made = 0
+
+        def __iter__(self) -> Broken:
+            return self
+
+        def __next__(self) -> np.int64:
+            if self.made == 2:
+                raise ValueError("cannot go on")
+            self.made += 1
+            return np.int64(self.made)
+
+        def close(self) -> None:
+            raise LookupError("cannot be closed")
+
+    with mpfeed.from_generator(lambda shard: Broken(), shards=1, workers=1, backend=backend) as feed:
+        got, error = drain(feed)
+    assert numbers(got) == [1, 2]
+    assert isinstance(error, mpfeed.WorkerError)
+    assert isinstance(error.__cause__, ValueError)
+
+
+def test_what_could_not_be_entered_is_not_left(backend: BackendName, tally: Tally) -> None:
+    if backend == "ray":
+        pytest.skip("nothing of it depends on where the worker runs")
+    notes = Tally(tally.path)
+
+    class Shut:
+        def __enter__(self) -> None:
+            raise LookupError("no such door")
+
+        def __exit__(self, *raised: object) -> None:
+            notes.note("left")
+
+    with mpfeed.from_map(np.int64, range(3), worker_init=Shut, workers=1, backend=backend) as feed:
+        _, error = drain(feed)
+    assert "no such door" in str(error)
+    assert tally.lines() == []
+
+
 def test_what_was_asked_of_a_worker_that_could_not_start_is_not_made_later() -> None:
     tried, made = list[int](), list[int]()
 
@@ -563,6 +694,8 @@ with mpfeed.from_map(sample, range(3), workers=1, backend="process") as feed:
 
 def test_closing_a_feed_from_another_thread_ends_a_wait(remote: BackendName, tally: Tally) -> None:
     from streams import eventually
+
+    import threading
 
     notes = Tally(tally.path)
 

@@ -119,9 +119,9 @@ class _Inline:
         self._woken.set()
 
     def retire_worker(self, worker: int) -> None:
-        if self._producer is not None:
-            self._producer.close()
-            self._producer = None
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
 
     def stacks(self) -> dict[int, str]:
         return {0: "runs in the thread that waits"}

@@ -93,10 +93,7 @@ class Actor:
     def _serve(self, producer: Producer) -> None:
         while (message := self._requests.get()) is not None:
             if isinstance(message, Drop):
-                try:
-                    producer.drop(message)
-                except Exception:
-                    traceback.print_exc()  # a source's own clean-up failed; nobody listens to that run
+                producer.drop(message)
             elif message.run in self._dropped:
                 self._replies.put(None)
             else:

@@ -165,17 +165,10 @@ class _Loop:
     def _serve(self, producer: Producer) -> None:
         while (message := self._next()) is not None:
             if isinstance(message, Drop):
-                self._drop(producer, message)
+                producer.drop(message)
+                self._dropped.discard(message.run)
             elif message.run not in self._dropped:
                 self._reply(producer.handle(message))
-
-    def _drop(self, producer: Producer, message: Drop) -> None:
-        try:
-            producer.drop(message)
-        except Exception:
-            # A source's own clean-up failed; the driver no longer listens to that run.
-            traceback.print_exc()
-        self._dropped.discard(message.run)
 
     def _next(self) -> Request | Drop | None:
         """The next message. All that have come are looked at first, since a Drop makes earlier requests needless."""
