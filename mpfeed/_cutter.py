@@ -10,7 +10,7 @@ import numpy as np
 from mpfeed._errors import MpfeedError, SignatureError
 from mpfeed._layout import Layout, Leaf
 from mpfeed._messages import Parcel
-from mpfeed._runs import END, CollateUnit, End, Span
+from mpfeed._runs import END, Broken, CollateUnit, End, Span
 
 if TYPE_CHECKING:
     from mpfeed._map_run import MapRun
@@ -24,7 +24,6 @@ class Cutter:
         self._size = size
         self._rows: deque[tuple[Parcel, int, int]] = deque()  # (message, row, place in the stream of items)
         self._raw: deque[tuple[Any, int]] = deque()
-        self._whole: deque[tuple[Parcel, int]] = deque()
         self._collating: deque[CollateUnit] = deque()
         self._ready: Span | None = None
         self._error: MpfeedError | None = None
@@ -53,7 +52,7 @@ class Cutter:
             made = unit.made
             assert made is not None
             if made.error is not None:
-                made.span() if not made.parcels else None
+                raise Broken(made.error)
             places = unit.places()
             for parcel in made.parcels:
                 if len(places) == self._size and not self._rows:

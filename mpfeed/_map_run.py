@@ -136,9 +136,8 @@ class MapRun(BaseRun):
         return positions
 
     def _elements(self) -> int:
-        """Elements of the whole stream; needs a length."""
-        while self._items.length is None:
-            self._items.has(1 << 62)
+        """Elements of the whole stream, of which this run makes a part: only items with a length are split so."""
+        assert self._items.length is not None
         full, rest = divmod(self._items.length, self._unit_size)
         return full + (rest > 0 and not self._drop_remainder)
 
