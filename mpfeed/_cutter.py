@@ -28,6 +28,11 @@ class Cutter:
         self._ready: Span | None = None
         self._error: MpfeedError | None = None
 
+    @property
+    def held(self) -> int:
+        """Batches it has cut that were not taken; what is left over, less than one, waits for more to be asked for."""
+        return len(self._collating) + (self._ready is not None)
+
     def peek(self) -> Parcel | End | None:
         if self._ready is None:
             span = self.next_span()

@@ -145,7 +145,7 @@ class MapRun(BaseRun):
         if self.closed:
             return
         window = 1 if self.priming else self.crew.workers * self.credit
-        while not self._asked_all and len(self._pending) + len(self._arrived) + self._waiting < window:
+        while not self._asked_all and self._in_hand() < window:
             worker = self.crew.roster.freest()
             # A worker that is slow now must not hoard what the others could do.
             if self.crew.roster.load(worker) >= max(self.buffer, 1):
@@ -154,6 +154,11 @@ class MapRun(BaseRun):
             if unit is None:
                 return
             self._send(unit, worker)
+
+    def _in_hand(self) -> int:
+        """Units that were asked for and not consumed, those that the cutter made batches of among them."""
+        cut = 0 if self._cutter is None else self._cutter.held
+        return len(self._pending) + len(self._arrived) + self._waiting + cut
 
     def _send(self, unit: _ItemsUnit, worker: int) -> None:
         if self._ordered:

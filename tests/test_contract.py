@@ -6,8 +6,9 @@ import os
 import random
 import re
 import threading
-from collections import namedtuple
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 from leaks import Holdings
 from streams import Gate, Tally, copied, digest, drain, eventually, in_turn, leaves, numbers
+from toy_backend import Turns, TurnsEngine
 
 import mpfeed
 from mpfeed import Shard, _iterator
 from mpfeed._options import BackendName
+from mpfeed.backends.base import Engine, Plan
 
 Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
 
@@ -345,7 +348,12 @@ def test_the_first_element_is_refused_too_and_named(backend: str, keep: Keep) ->
 # ------------------------------------------------------------------------- 4 and 5. bounded, ahead
 
 
-def test_production_stays_within_credit_of_the_consumer(backend: str, tmp_path: Any, tally: Tally, keep: Keep) -> None:
+@pytest.mark.parametrize("recut", [False, True], ids=["as asked", "skip and collate"])
+def test_production_stays_within_credit_of_the_consumer(
+    backend: str, recut: bool, tmp_path: Any, tally: Tally, keep: Keep
+) -> None:
+    if backend == "ray" and recut:
+        pytest.skip("one of two on Ray")
     workers, buffer, size, items = 2, 2, 3, 60
     consumed, notes = Tally(tmp_path / "consumed"), Tally(tally.path)
     window = workers * (buffer + 1) * size
@@ -355,7 +363,10 @@ def test_production_stays_within_credit_of_the_consumer(backend: str, tmp_path: 
         notes.note(f"ahead {i - taken}")
         return np.int64(i)
 
-    feed = keep(mpfeed.from_map(sample, range(items), batch_size=size, buffer=buffer, epochs=1, **on(backend)))
+    options = on(backend, batch_size=size, buffer=buffer, epochs=1)
+    if recut:  # samples come back one by one, and go out again to be collated
+        options |= {"on_error": "skip", "collate": np.stack}
+    feed = keep(mpfeed.from_map(sample, range(items), **options))
     iterator = iter(feed)
     for number in range(items // size):
         consumed.note(number)  # before it is taken, which makes room for another
@@ -367,6 +378,45 @@ def test_production_stays_within_credit_of_the_consumer(backend: str, tmp_path: 
     ahead = [int(line.split()[1]) for line in tally.lines()]
     assert len(ahead) == items
     assert max(ahead) < window
+
+
+@dataclass(frozen=True)
+class OneSlow(Turns):
+    """Worker 0 answers only when the others have nothing left to do."""
+
+    def open(self, plan: Plan) -> Engine:
+        return _OneSlow(plan)
+
+
+class _OneSlow(TurnsEngine):
+    def wait(self, timeout_s: float | None) -> None:
+        self._messages = deque(sorted(self._messages, key=lambda message: message[0] == 0))
+        super().wait(timeout_s)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("custom", [False, True], ids=["stacked", "collate"])
+@pytest.mark.parametrize("every", [0, 4])
+def test_production_stays_within_credit_where_batches_are_cut_anew_and_one_worker_is_slow(
+    every: int, custom: bool, ordered: bool, keep: Keep
+) -> None:
+    workers, buffer, size, made = 2, 1, 3, list[int]()
+
+    def sample(i: int) -> np.int64:
+        if every and i % every == 0:
+            raise ValueError("left out")
+        made.append(i)
+        return np.int64(i)
+
+    options: Any = {"batch_size": size, "buffer": buffer, "ordered": ordered, "collate": np.stack if custom else None}
+    options |= {"on_error": "skip", "epochs": 1, "workers": workers, "backend": OneSlow()}
+    got, ahead = [], []
+    for batch in keep(mpfeed.from_map(sample, range(300), **options)):
+        got += numbers([batch])
+        ahead.append(len(made) - len(got))
+    assert sorted(got) == sorted(made) == [i for i in range(300) if not every or i % every]
+    # A window of batches, and what is left over where one was cut.
+    assert max(ahead) <= (workers * (buffer + 1) + 1) * size
 
 
 def test_at_most_buffer_messages_of_the_next_epoch_are_made_and_none_beyond_the_last(

@@ -42,10 +42,10 @@ class Turns:
         return value
 
     def open(self, plan: Plan) -> Engine:
-        return _Engine(plan)
+        return TurnsEngine(plan)
 
 
-class _Engine:
+class TurnsEngine:
     """The backend at work: it answers requests, and knows nothing of order, epochs or positions."""
 
     room_bytes: int | None = None
