@@ -16,10 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 from conftest import BACKENDS, REMOTE
-from streams import Gate, Tally, drain, numbers
-
-
-from streams import Tally, drain, eventually, numbers
+from streams import Gate, Tally, drain, eventually, numbers
 
 import mpfeed
 from mpfeed import Shard
@@ -693,10 +690,6 @@ with mpfeed.from_map(sample, range(3), workers=1, backend="process") as feed:
 
 
 def test_closing_a_feed_from_another_thread_ends_a_wait(remote: BackendName, tally: Tally) -> None:
-    from streams import eventually
-
-    import threading
-
     notes = Tally(tally.path)
 
     def stuck(i: int) -> None:

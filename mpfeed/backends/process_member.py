@@ -8,6 +8,7 @@ import pickle
 import select
 import signal
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from mpfeed._messages import Parcel
@@ -17,7 +18,7 @@ from mpfeed.backends.arguments import Packer
 from mpfeed.backends.base import Plan
 from mpfeed.backends.environment import worker_environment
 from mpfeed.backends.layouts import SeenLayouts
-from mpfeed.backends.worker import Start
+from mpfeed.backends.worker import Start, stack_signal
 from mpfeed.transport.arena import Reader, create_file
 from mpfeed.transport.channel import DriverChannel
 
@@ -105,6 +106,15 @@ class Member:
         }
         return names.get(letter, letter)
 
+    def handles(self, number: int) -> bool:
+        """Whether it has a handler for a signal, which would otherwise end it: one that starts has none at first."""
+        try:
+            with open(f"/proc/{self.child.pid}/status") as status:
+                caught = next(line for line in status if line.startswith("SigCgt:"))
+        except (OSError, StopIteration):
+            return self.joined
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
     def read_dump(self) -> str:
         """What it has written to its stack dump so far."""
         try:
@@ -114,13 +124,18 @@ class Member:
             return ""
 
 
-def stacks(asked: dict[Member, int]) -> dict[int, str]:
-    """The dumps that these were asked for, by worker, when there were so many characters each.
+def stacks(members: Iterable[Member]) -> dict[int, str]:
+    """Their Python stacks, by worker; for one that writes none, what its process does.
 
     One wait for all: a stopped worker writes nothing, and many would hold up whoever waits for the crew's lock.
     """
+    members = list(members)
+    asked = {member: len(member.read_dump()) for member in members if member.handles(stack_signal())}
+    for member in asked:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member.child.pid, stack_signal())
     deadline = time.monotonic() + _DUMP_S
-    texts = dict.fromkeys(asked, "")
+    texts = dict.fromkeys(members, "")
     partial = set(asked)
     while partial and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -21,7 +21,7 @@ from mpfeed._serialize import dump_source, freeze, loads
 from mpfeed.backends import spawn
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
 from mpfeed.backends.process_member import Member, stacks, words
-from mpfeed.backends.worker import NeedRoom, Room, stack_signal
+from mpfeed.backends.worker import NeedRoom, Room
 
 # A consumer that has waited so long for a worker that waits for room will not make any.
 _ROOM_S = 0.2
@@ -253,14 +253,7 @@ class _Engine:
     # --------------------------------------------------------------------------------------- end
 
     def stacks(self) -> dict[int, str]:
-        asked = {}
-        for member in list(self._members.values()):
-            if not member.joined:  # its handler is not there yet, and the signal would end it
-                continue
-            asked[member] = len(member.read_dump())
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member.child.pid, stack_signal())
-        return stacks(asked)
+        return stacks(self._members.values())
 
     def stop(self) -> None:
         members = [self._forget(worker) for worker in list(self._members)]
