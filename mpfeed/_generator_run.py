@@ -108,6 +108,8 @@ class GeneratorRun(BaseRun):
         shards = self._deal.of[worker]
         if self.crew.roster.away(worker) and any(shard.asked for shard in shards):
             return 0  # a shard moves once it has answered
+        if any(shard.received < shard.careful_until for shard in shards):
+            return 1  # a death is blamed on what was asked for last; Ray may lose the answer just before it
         if self._batch_size is not None or len(shards) <= credit:
             return credit
         # Elements of a worker's shards alternate, so each shard needs a message of its own in hand.
