@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpfeed._errors import MpfeedError, SignatureError
+from mpfeed._errors import SignatureError
 from mpfeed._layout import Layout, Leaf
 from mpfeed._messages import Parcel
 from mpfeed._runs import END, Broken, CollateUnit, End, Span
@@ -26,7 +26,6 @@ class Cutter:
         self._raw: deque[tuple[Any, int]] = deque()
         self._collating: deque[CollateUnit] = deque()
         self._ready: Span | None = None
-        self._error: MpfeedError | None = None
 
     @property
     def held(self) -> int:
