@@ -259,6 +259,21 @@ def watches() -> int:
     return sum(thread.name == "mpfeed-beacon" for thread in threading.enumerate())
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_a_part_that_is_read_elsewhere_ends_the_reader_before_who_leaves_the_new_one_alone(keep: Keep) -> None:
+    feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
+    travelled = pickle.dumps(feed.split(2, shared=True, window=32)[0])
+    former, reader = keep(pickle.loads(travelled)), keep(pickle.loads(travelled))  # as other processes have it
+    before = iter(former)
+    assert next(before) == 0
+    now = iter(reader)
+    first = int(next(now))
+    with pytest.raises(mpfeed.MpfeedError, match="part 0 is read by another process now"):
+        numbers(before)
+    former.close()
+    assert [first, *numbers(now)] == list(range(first, 20, 2))
+
+
 def test_a_part_of_a_closed_feed_says_so_each_time_and_keeps_no_connection(local_ray: Any, keep: Keep) -> None:
     feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
     part = keep(pickle.loads(pickle.dumps(feed.split(2, shared=True)[0])))  # as another process has it

@@ -124,10 +124,12 @@ class Hub:
             part.used = used
             self._changed.notify_all()
 
-    def skip(self, index: int, epoch: int) -> tuple[int, int]:
+    def skip(self, index: int, visit: int, epoch: int) -> tuple[int, int]:
         """A part has ended an epoch, or left it: (its new visit, the number of its next message)."""
         with self._changed:
             part = self._parts[index]
+            if visit != part.visit:
+                return visit, part.used  # another process reads it now
             part.visit += 1
             part.skipped = epoch
             part.messages = {n: m for n, m in part.messages.items() if m[0] > epoch}
@@ -273,7 +275,7 @@ class Draw:
         """The part's elements of its next epoch.
 
         Raises:
-            MpfeedError: another part is lost, or the hub is.
+            MpfeedError: another part is lost, or the hub is; another process reads this part.
             FeedTimeout, FeedClosed: as for a feed.
         """
         self._open()
@@ -326,6 +328,9 @@ class Draw:
             dealt = self._answer(ref)
             if dealt.kind == "error":
                 raise self._as_is(loads(dealt.value))
+            if dealt.kind == "stale":
+                text = f"part {self.index} is read by another process now: give each of them a part of its own"
+                raise self._as_is(MpfeedError(text))
             if dealt.kind != "waits":
                 asked.popleft()
                 self._number = number + 1
@@ -354,7 +359,7 @@ class Draw:
         if self._session is None or self.closed or not self._session.ray.is_initialized():
             return
         with contextlib.suppress(Exception):  # the hub is gone: the next read says so
-            self._visit, self._number = self._session.ray.get(self._hub.skip.remote(self.index, epoch))
+            self._visit, self._number = self._session.ray.get(self._hub.skip.remote(self.index, self._visit, epoch))
 
     def _hub_lost(self, error: Exception) -> MpfeedError:
         words = " ".join(str(error).split())[:300]
