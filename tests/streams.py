@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -128,3 +129,19 @@ class Gate:
         """Return once it is open."""
         if not eventually(lambda: os.path.exists(self.path), seconds):
             raise TimeoutError(f"nobody opened {self.path}")
+
+
+def reader_of(part: Any, ray: Any, **options: Any) -> Any:
+    """A consumer of a feed's part in an actor of its own; options are the actor's."""
+
+    class Reader:  # defined here, so that it travels by value
+        def __init__(self, part: bytes) -> None:
+            self._batches = iter(pickle.loads(part))
+
+        def read(self, count: int) -> list[Any]:
+            return [next(self._batches).tolist() for _ in range(count)]
+
+        def die(self) -> None:
+            os._exit(1)
+
+    return ray.remote(Reader).options(num_cpus=0, **options).remote(pickle.dumps(part))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streams import digest, eventually
+from streams import digest, eventually, reader_of
 
 import mpfeed
 from benchmarks._nodes import Nodes
@@ -124,6 +124,33 @@ def _nodes_of_actors() -> set[str]:
 
     actors = state.actor_table(None).values()
     return {actor["Address"]["NodeID"] for actor in actors if actor["State"] == "ALIVE"}
+
+
+@pytest.mark.parametrize("on_lost", ["raise", "continue"])
+def test_consumers_on_two_nodes_get_equal_disjoint_parts_and_hear_of_each_others_death(
+    on_lost: Any, nodes: Nodes, keep: Keep
+) -> None:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes.add(2)
+    nodes.ready()
+    feed = keep(mpfeed.from_map(np.int64, range(400), batch_size=4, workers=2, backend=Ray(), epochs=1))
+    parts = feed.split(2, shared=True, on_lost=on_lost)
+    one, other = (
+        reader_of(part, ray, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
+        for part, node in zip(parts, nodes.living, strict=True)
+    )
+    got = [ray.get([reader.read.remote(5) for reader in (one, other)]) for _ in range(4)]
+    mine, theirs = ([batch for turn in got for batch in turn[k]] for k in (0, 1))
+    assert mine == [list(range(8 * i, 8 * i + 4)) for i in range(20)]
+    assert theirs == [list(range(8 * i + 4, 8 * i + 8)) for i in range(20)]
+    other.die.remote()
+    if on_lost == "raise":
+        with pytest.raises(mpfeed.MpfeedError, match="part 1 of 2 is lost"):
+            ray.get(one.read.remote(30))
+    else:
+        assert ray.get(one.read.remote(30)) == [list(range(8 * i, 8 * i + 4)) for i in range(20, 50)]
 
 
 def test_the_store_stays_bounded_over_many_batches_and_nothing_is_spilled(nodes: Nodes, keep: Keep) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streams import Gate, Tally, eventually, numbers
+from streams import Gate, Tally, eventually, numbers, reader_of
 
 import mpfeed
 from mpfeed import Feed, Ray, _shared
@@ -200,22 +200,6 @@ def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
     assert numbers(slow) == list(range(1, 20, 2))
     reader.join()
     assert numbers(got) == list(range(0, 20, 2))
-
-
-def reader_of(part: Feed, ray: Any) -> Any:
-    """A consumer in a process of its own."""
-
-    class Reader:  # defined here, so that it travels by value
-        def __init__(self, part: bytes) -> None:
-            self._batches = iter(pickle.loads(part))
-
-        def read(self, count: int) -> list[int]:
-            return [int(next(self._batches)) for _ in range(count)]
-
-        def die(self) -> None:
-            os._exit(1)
-
-    return ray.remote(Reader).options(num_cpus=0).remote(pickle.dumps(part))
 
 
 @pytest.mark.parametrize("on_lost", ["raise", "continue"])
