@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -506,6 +507,26 @@ def test_where_an_iterator_cannot_be_closed_the_others_are_and_worker_init_is_le
     feed.close()
     assert eventually(lambda: tally.reached(4))
     assert tally.lines() == ["closed"] * 3 + ["left (None, None, None)"]
+
+
+def test_worker_init_is_left_where_a_feed_is_closed_before_it_read_what_was_made(tally: Tally) -> None:
+    notes = Tally(tally.path)
+
+    @contextmanager
+    def opened() -> Iterator[None]:
+        yield
+        notes.note("left")
+
+    def sample(i: int) -> int:
+        notes.note(i)
+        return i
+
+    options: Any = {"batch_size": 1, "buffer": 4, "workers": 1, "backend": "process", "worker_init": opened}
+    with mpfeed.from_map(sample, range(10), **options) as feed:
+        iterator = iter(feed)
+        next(iterator)
+        assert eventually(lambda: tally.reached(4))  # that before it is on its way, and nobody reads it
+    assert eventually(lambda: "left" in tally.lines(), 5)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

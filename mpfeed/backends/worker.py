@@ -154,10 +154,10 @@ class _Loop:
         gc.freeze()  # the source's own objects are here for good: later collections need not walk them
         self._send(Joined(self._start.worker, os.getpid()))
         try:
-            self._serve(producer)
+            # Answers that the driver left unread as it closed its end make an error of what is the end of the requests.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._serve(producer)
             producer.close()
-        except (BrokenPipeError, ConnectionResetError):
-            raise
         except BaseException:
             traceback.print_exc()
         return 0
