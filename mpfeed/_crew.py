@@ -21,16 +21,16 @@ from mpfeed._errors import FeedClosed, MpfeedError, WorkerDied
 from mpfeed._messages import (
     Arrived,
     Died,
+    Draining,
     Drop,
     Event,
     Failure,
-    Homeless,
     Joined,
     Late,
-    Leaving,
     Parcel,
     Reply,
-    Unfit,
+    StartFailed,
+    Unschedulable,
 )
 from mpfeed._obituary import obituary, overdue
 from mpfeed._roster import Member, Roster, Run, Ticket, Unit
@@ -293,18 +293,18 @@ class Crew:
                 self._joined(event, member)
             case Arrived():
                 self._arrived(event.worker, member, event.reply)
-            case Unfit():
-                self._unfit(event.worker, member, event.failure)
+            case StartFailed():
+                self._start_failed(event.worker, member, event.failure)
             case Died():
                 self._died(event, member)
             case Late():
                 member.incarnation += 1  # what it was sent is gone with it
                 self.roster.appoint_deputy(event.worker)
                 self._send_again(member.take_tickets(), event.worker)
-            case Leaving():
+            case Draining():
                 self.roster.appoint_deputy(event.worker)
-                self._move_leaving(event.worker)
-            case Homeless():
+                self._move_draining(event.worker)
+            case Unschedulable():
                 member.state = "absent"
                 _fail(member.take_tickets(), MpfeedError(event.text))
 
@@ -336,7 +336,7 @@ class Crew:
         elif not member.at_work:
             self._let_go(worker)
         elif member.deputy is not None:
-            self._move_leaving(worker)
+            self._move_draining(worker)
 
     def _count(self, worker: int, reply: Reply, *, starved: bool) -> None:
         member = self.roster[worker]
@@ -349,7 +349,7 @@ class Crew:
         member = self.roster[worker]
         return replace(failure, worker=worker, pid=member.pid if self._backend.remote else None, node=member.node)
 
-    def _move_leaving(self, worker: int) -> None:
+    def _move_draining(self, worker: int) -> None:
         """Start a leaving worker anew, elsewhere, once it has answered what it was sent."""
         member = self.roster[worker]
         if member.deputy is not None and member.at_work and member.idle:
@@ -358,7 +358,7 @@ class Crew:
 
     # ------------------------------------------------------------------------------------------- deaths
 
-    def _unfit(self, worker: int, member: Member, failure: Failure) -> None:
+    def _start_failed(self, worker: int, member: Member, failure: Failure) -> None:
         tickets = member.take_tickets()
         member.state = "absent"
         self._not_coming(member)

@@ -11,7 +11,7 @@ from mpfeed._runs import Made
 
 
 @dataclass(slots=True, eq=False)
-class Shard:
+class ShardProgress:
     """A shard as its consumer sees it. Positions count samples from its beginning."""
 
     index: int
@@ -46,17 +46,17 @@ class Deal:
         held: units of each worker that were sent, or answered and not yet consumed.
     """
 
-    def __init__(self, shards: list[Shard], workers: int) -> None:
+    def __init__(self, shards: list[ShardProgress], workers: int) -> None:
         self._shards = shards
         self._turns = [0] * workers
         self.held = [0] * workers
-        self.of: list[list[Shard]] = [[] for _ in range(workers)]
+        self.of: list[list[ShardProgress]] = [[] for _ in range(workers)]
         self._collect()
 
     def _collect(self) -> None:
         self.of = [[shard for shard in self._shards if shard.worker == worker] for worker in range(len(self.of))]
 
-    def next_of(self, worker: int) -> Shard | None:
+    def next_of(self, worker: int) -> ShardProgress | None:
         """The worker's shard whose turn it is to be asked: the order of delivery."""
         shards = self.of[worker]
         for _ in range(len(shards)):
@@ -66,12 +66,12 @@ class Deal:
                 return shard
         return None
 
-    def hold(self, shard: Shard, units: int) -> None:
+    def hold(self, shard: ShardProgress, units: int) -> None:
         """So many units more (or, negative, fewer) of a shard are in hand."""
         shard.held += units
         self.held[shard.worker] += units
 
-    def move(self, shard: Shard, worker: int) -> None:
+    def move(self, shard: ShardProgress, worker: int) -> None:
         """A shard's own worker is away: another runs it again up to where it is, and goes on."""
         self.of[shard.worker].remove(shard)
         self.of[worker].append(shard)

@@ -9,7 +9,7 @@ from typing import Any
 
 from mpfeed._collating import MAX_ROWS
 from mpfeed._crew import Crew
-from mpfeed._deal import Deal, Shard
+from mpfeed._deal import Deal, ShardProgress
 from mpfeed._errors import MpfeedError
 from mpfeed._interleaving import Interleaved, alike, interleaved
 from mpfeed._messages import CONTINUE, Collate, MakeShard, Parcel, Reply
@@ -23,7 +23,7 @@ _LOST_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class _ShardUnit:
-    shard: Shard
+    shard: ShardProgress
 
 
 class GeneratorRun(BaseRun):
@@ -43,12 +43,12 @@ class GeneratorRun(BaseRun):
         self._ordered = options.ordered
         self._drop_remainder = options.drop_remainder
         workers = crew.roster.at_work
-        self._shards = [Shard(i, workers[i % len(workers)]) for i in range(shards)]
+        self._shards = [ShardProgress(i, workers[i % len(workers)]) for i in range(shards)]
         self._deal = Deal(self._shards, crew.roster.most)
         self._turns = list(self._shards)  # those not exhausted, in order
         self._turn = 0
         self._arrived: deque[Made] = deque()  # unordered: as they came
-        self._units: dict[int, Shard] = {}
+        self._units: dict[int, ShardProgress] = {}
         self._tail: deque[CollateUnit] | None = None
         self._tail_taken = 0
         # In this process a source runs ahead of its consumer only where that one takes rows, as TensorFlow does.
@@ -126,7 +126,7 @@ class GeneratorRun(BaseRun):
         if not shard.queue and not shard.asked and not shard.ended:
             self._ask(shard)
 
-    def _ask(self, shard: Shard) -> None:
+    def _ask(self, shard: ShardProgress) -> None:
         shard.asked += 1
         self._deal.hold(shard, 1)
         self.crew.submit(self, _ShardUnit(shard), shard.worker)
@@ -176,14 +176,14 @@ class GeneratorRun(BaseRun):
         self._keep(shard, made)
 
     @staticmethod
-    def _judge(shard: Shard, made: Made, reply: Reply) -> None:
+    def _judge(shard: ShardProgress, made: Made, reply: Reply) -> None:
         """End a shard whose worker died where no other may, once what was lost with it has come again."""
         shard.careful_s -= reply.busy_s
         if reply.end or shard.careful_s <= 0 or shard.received >= shard.careful_until:
             made.error = made.error or shard.verdict
             shard.verdict, shard.ended = None, True
 
-    def _keep(self, shard: Shard, made: Made) -> None:
+    def _keep(self, shard: ShardProgress, made: Made) -> None:
         if made.spent:
             self._deal.hold(shard, -(not made.more))
             return
@@ -330,7 +330,7 @@ class GeneratorRun(BaseRun):
             spans.append(self._advance(shard, head, rounds))
         return Span(interleaved(spans), 0, rounds * len(spans), Interleaved(turns))
 
-    def _advance(self, shard: Shard, head: Made, rows: int) -> Span:
+    def _advance(self, shard: ShardProgress, head: Made, rows: int) -> Span:
         span = head.span(rows)
         assert span is not None
         if head.spent:

@@ -227,7 +227,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfit:
+class StartFailed:
     """A worker could not start: unpickling the source or ``worker_init`` raised. It is gone."""
 
     worker: int
@@ -260,18 +260,18 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaving:
+class Draining:
     """A worker must go soon (its node is drained): it answers what it was sent, and should be sent nothing more."""
 
     worker: int
 
 
 @dataclass(frozen=True, slots=True)
-class Homeless:
+class Unschedulable:
     """There is no place for a worker, nor for any other; ``text`` says what is missing."""
 
     worker: int
     text: str
 
 
-Event = Joined | Arrived | Unfit | Died | Late | Leaving | Homeless
+Event = Joined | Arrived | StartFailed | Died | Late | Draining | Unschedulable

@@ -22,7 +22,7 @@ from streams import Gate, Tally, drain, eventually, numbers
 import mpfeed
 from mpfeed import Shard
 from mpfeed._options import BackendName
-from mpfeed.backends import process_member
+from mpfeed.backends import worker_process
 
 Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
 
@@ -772,17 +772,17 @@ def test_in_this_process_a_wait_beyond_the_timeout_goes_on() -> None:
 
 def test_a_stopped_worker_does_not_hold_up_the_stacks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first goes on once the stack of the second is read; the wait for both lasts longer than that ever takes."""
-    monkeypatch.setattr(process_member, "_DUMP_S", 30.0)
+    monkeypatch.setattr(worker_process, "_DUMP_S", 30.0)
     stopped: list[int] = []
-    read_dump = process_member.Member.read_dump
+    read_dump = worker_process.WorkerProcess.read_dump
 
-    def read(member: process_member.Member) -> str:
+    def read(member: worker_process.WorkerProcess) -> str:
         text = read_dump(member)
         if text and member.worker == 1:
             os.kill(stopped[0], signal.SIGCONT)
         return text
 
-    monkeypatch.setattr(process_member.Member, "read_dump", read)
+    monkeypatch.setattr(worker_process.WorkerProcess, "read_dump", read)
     with mpfeed.from_generator(lambda shard: iter([0]), shards=2, workers=2, backend="process") as feed:
         assert numbers(feed) == [0, 0]
         first, crew = feed.stats().workers[0].pid, feed._crew

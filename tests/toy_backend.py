@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from mpfeed._messages import Arrived, Drop, Event, Joined, Request, Unfit
+from mpfeed._messages import Arrived, Drop, Event, Joined, Request, StartFailed
 from mpfeed._producer import Producer, Work
 from mpfeed._serialize import failure_of
 from mpfeed.backends.base import Engine, Plan, deliver
@@ -62,7 +62,7 @@ class TurnsEngine:
         try:
             producer.open()  # runs worker_init
         except Exception as error:
-            self._events.append(Unfit(worker, failure_of(error, "worker_init", remote=False)))
+            self._events.append(StartFailed(worker, failure_of(error, "worker_init", remote=False)))
         else:
             self._producers[worker] = producer
             self._events.append(Joined(worker))

@@ -52,7 +52,7 @@ class Engine(Protocol):
     """Bytes of messages that may be on their way at once; None where only their number is limited."""
 
     def start_worker(self, worker: int) -> None:
-        """Begin to start a worker; ``Joined``, ``Unfit`` or ``Died`` tells what became of it. Does not wait."""
+        """Begin to start a worker; ``Joined``, ``StartFailed`` or ``Died`` tells what became of it. Does not wait."""
 
     def send(self, worker: int, message: Request | Drop) -> None:
         """Hand a message to a worker, in order. Does not wait; a worker that is gone shows as ``Died``."""

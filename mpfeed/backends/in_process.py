@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from mpfeed._messages import Arrived, Drop, Event, Joined, Request, Unfit
+from mpfeed._messages import Arrived, Drop, Event, Joined, Request, StartFailed
 from mpfeed._producer import Producer, Work
 from mpfeed._serialize import failure_of
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
@@ -63,7 +63,7 @@ def _open(producer: Producer, worker: int) -> Event:
         producer.open()
     except BaseException as error:
         producer.pass_interrupt(error)
-        return Unfit(worker, failure_of(error, "worker_init", remote=False))
+        return StartFailed(worker, failure_of(error, "worker_init", remote=False))
     return Joined(worker)
 
 
@@ -156,7 +156,7 @@ class _Threads:
         producer = _producer(self._plan, worker)
         joined = _open(producer, worker)
         self._events.put(joined)
-        if isinstance(joined, Unfit):
+        if isinstance(joined, StartFailed):
             return
         while (message := requests.get()) is not None:
             if isinstance(message, Drop) or message.run not in self._dropped:

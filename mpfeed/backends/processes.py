@@ -15,13 +15,13 @@ from typing import Any, Literal
 
 from mpfeed._cpus import most_local_workers, usable_cpus
 from mpfeed._errors import MpfeedError
-from mpfeed._messages import Arrived, Calls, Died, Drop, Event, Failure, Joined, Reply, Request, Unfit
+from mpfeed._messages import Arrived, Calls, Died, Drop, Event, Failure, Joined, Reply, Request, StartFailed
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads
 from mpfeed.backends import spawn
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
-from mpfeed.backends.process_member import Member, stacks, words
 from mpfeed.backends.worker import NeedRoom, Room
+from mpfeed.backends.worker_process import WorkerProcess, stacks, words
 
 # A consumer that has waited so long for a worker that waits for room will not make any.
 _ROOM_S = 0.2
@@ -90,14 +90,14 @@ class _Engine:
     def __init__(self, plan: Plan, backend: Process) -> None:
         self._plan = plan
         self._backend = backend
-        self._members: dict[int, Member] = {}
-        self._by_fd: dict[int, Member] = {}
+        self._members: dict[int, WorkerProcess] = {}
+        self._by_fd: dict[int, WorkerProcess] = {}
         self._poll = select.poll()
         self._woken_read, self._woken_write = _wake_pipe()
         self._poll.register(self._woken_read, select.POLLIN)
         self._events: deque[Event] = deque()
-        self._roomy: deque[Member] = deque()
-        self._starved: list[Member] = []
+        self._roomy: deque[WorkerProcess] = deque()
+        self._starved: list[WorkerProcess] = []
         self._ready: list[tuple[int, int]] = []
 
     # ------------------------------------------------------------------------------------ workers
@@ -105,7 +105,7 @@ class _Engine:
     def start_worker(self, worker: int) -> None:
         try:
             shares = self._backend.transport == "shared_memory"
-            member = Member(worker, self._plan, shares=shares, memory_limit=self._backend.memory_limit)
+            member = WorkerProcess(worker, self._plan, shares=shares, memory_limit=self._backend.memory_limit)
         except OSError as error:
             raise MpfeedError(_why_none(worker, error)) from error
         self._members[worker] = member
@@ -119,14 +119,14 @@ class _Engine:
         if (member := self._members.get(worker)) is not None:
             self._send(member, message)
 
-    def _send(self, member: Member, message: Request | Drop | Room) -> None:
+    def _send(self, member: WorkerProcess, message: Request | Drop | Room) -> None:
         sent: Any = message
         if isinstance(message, Calls) and member.packer is not None:
             sent = member.packer.pack(message)
         member.channel.send(pickle.dumps(sent, pickle.HIGHEST_PROTOCOL))
         self._watch_writes(member)
 
-    def _watch_writes(self, member: Member) -> None:
+    def _watch_writes(self, member: WorkerProcess) -> None:
         wanted = select.POLLIN | (select.POLLOUT if member.channel.unsent else 0)
         if wanted != member.wanted:
             member.wanted = wanted
@@ -138,7 +138,7 @@ class _Engine:
         member.channel.close()
         spawn.end_all([member.child], GRACE_S)
 
-    def _forget(self, worker: int) -> Member:
+    def _forget(self, worker: int) -> WorkerProcess:
         member = self._members.pop(worker)
         for fd in (member.channel.fileno(), member.child.sentinel):
             if fd >= 0:
@@ -163,7 +163,7 @@ class _Engine:
         starved, self._starved = self._starved, []
         for starving in starved:
             self._give_room(starving, none=True)
-        touched: dict[int, tuple[Member, bool]] = {}
+        touched: dict[int, tuple[WorkerProcess, bool]] = {}
         for fd, _ in ready:
             if fd == self._woken_read:
                 self._woken()
@@ -185,7 +185,7 @@ class _Engine:
         while self._roomy:
             self._give_room(self._roomy.popleft(), none=False)
 
-    def _give_room(self, member: Member, *, none: bool) -> None:
+    def _give_room(self, member: WorkerProcess, *, none: bool) -> None:
         reader = member.reader
         if self._members.get(member.worker) is member and member.starves and reader is not None:
             member.starves, reader.returned = False, None
@@ -193,7 +193,7 @@ class _Engine:
             member.tight |= none
             self._send(member, Room(none))
 
-    def _hear(self, member: Member, ended: bool) -> None:
+    def _hear(self, member: WorkerProcess, ended: bool) -> None:
         """Everything a worker has to say: first its replies to the last, then its end."""
         if member.channel.unsent:
             member.channel.flush()
@@ -212,7 +212,7 @@ class _Engine:
         else:
             self._watch_writes(member)
 
-    def _take(self, member: Member, message: Any) -> None:
+    def _take(self, member: WorkerProcess, message: Any) -> None:
         match message:
             case Reply():
                 for payload in message.payloads:
@@ -223,11 +223,11 @@ class _Engine:
                 self._events.append(message)
             case Failure():
                 member.heard = True
-                self._events.append(Unfit(member.worker, message))
+                self._events.append(StartFailed(member.worker, message))
             case NeedRoom():
                 self._make_room(member)
 
-    def _make_room(self, member: Member) -> None:
+    def _make_room(self, member: WorkerProcess) -> None:
         """Tell a worker that waits for room as soon as a slot comes back."""
         reader = member.reader
         assert reader is not None
@@ -242,7 +242,7 @@ class _Engine:
         if reader.returns != member.returns_told:  # one came back before the worker's word was heard
             returned()
 
-    def _bury(self, member: Member) -> None:
+    def _bury(self, member: WorkerProcess) -> None:
         self._forget(member.worker)
         member.channel.close()
         code = member.child.reap(GRACE_S)

@@ -24,16 +24,16 @@ from mpfeed._layout import Bytes
 from mpfeed._messages import (
     Arrived,
     Died,
+    Draining,
     Drop,
     Event,
     Failure,
-    Homeless,
     Joined,
     Late,
-    Leaving,
     Parcel,
     Request,
-    Unfit,
+    StartFailed,
+    Unschedulable,
 )
 from mpfeed._serialize import loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Plan, deliver
@@ -63,7 +63,7 @@ _HEADLESS_S = 10.0
 _SMALL_STORE_BYTES = 128 << 20
 
 
-class _Member:
+class _ActorMember:
     """One actor."""
 
     def __init__(self, worker: int, actor: Any, patience_s: float) -> None:
@@ -96,10 +96,10 @@ class RayEngine:
         self._ray = session.ray
         self._reserves = session.reserves
         self.room_bytes = int(IN_FLIGHT_SHARE * session.store_bytes) or None
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _ActorMember] = {}
         # What Ray's own thread hands over: who has an answer, or None from `wake`.
-        self._done: queue.SimpleQueue[_Member | None] = queue.SimpleQueue()
-        self._heard: list[_Member | None] = []
+        self._done: queue.SimpleQueue[_ActorMember | None] = queue.SimpleQueue()
+        self._heard: list[_ActorMember | None] = []
         self._events: deque[Event] = deque()
         self._loans: dict[int, _Loan] = {}
         self._lent_bytes = 0
@@ -144,13 +144,13 @@ class RayEngine:
             max_task_retries=0,
             **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
-        member = _Member(worker, actor, PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S)
+        member = _ActorMember(worker, actor, PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S)
         self._members[worker] = member
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
         self._watch(member, "start", actor.start.remote())
 
-    def _watch(self, member: _Member, kind: str, ref: Any) -> None:
+    def _watch(self, member: _ActorMember, kind: str, ref: Any) -> None:
         future = ref.future()
         member.calls.append((kind, future))
         future.add_done_callback(lambda _: self._done.put(member))
@@ -164,7 +164,7 @@ class RayEngine:
         else:
             self._ask(member, message)
 
-    def _ask(self, member: _Member, request: Request) -> None:
+    def _ask(self, member: _ActorMember, request: Request) -> None:
         if member.awaited_s is None:
             member.awaited_s = time.monotonic()
         self._watch(member, "answer", member.actor.answer.remote(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
@@ -236,7 +236,7 @@ class RayEngine:
             if waited and self._members.get(member.worker) is member:
                 self._lost(member, _error_of(member))
 
-    def _late(self, now_s: float) -> list[_Member]:
+    def _late(self, now_s: float) -> list[_ActorMember]:
         """Those that others had better stand in for."""
         members = list(self._members.values())
         waits = {m: now_s - m.awaited_s for m in members if m.pid is None and m.awaited_s is not None}
@@ -261,20 +261,20 @@ class RayEngine:
         for member in self._members.values():
             if member.node in drained and not member.leaving:
                 member.leaving = True
-                self._events.append(Leaving(member.worker))
+                self._events.append(Draining(member.worker))
         waits = [m.awaited_s for m in self._members.values() if m.awaited_s is not None]
         if waits and not any(member.pid is not None for member in self._members.values()):
             missing = no_room(self._ray, self._backend, now_s - min(waits))
             if missing is not None:
                 self._strand(list(self._members.values()), missing)
 
-    def _strand(self, members: list[_Member], text: str) -> None:
+    def _strand(self, members: list[_ActorMember], text: str) -> None:
         for member in members:
             del self._members[member.worker]
             self._kill(member)
-            self._events.append(Homeless(member.worker, text))
+            self._events.append(Unschedulable(member.worker, text))
 
-    def _hear(self, member: _Member | None) -> None:
+    def _hear(self, member: _ActorMember | None) -> None:
         """What an actor answered, in the order of the calls: callbacks may come in another, a death before a reply."""
         if member is not None and member.failed_s is None and any(f.done() and f.exception() for _, f in member.calls):
             member.failed_s = time.monotonic()
@@ -283,7 +283,7 @@ class RayEngine:
                 return  # of an actor that is gone: its death was reported
             self._hear_call(member, *member.calls.popleft())
 
-    def _hear_call(self, member: _Member, kind: str, future: Any) -> None:
+    def _hear_call(self, member: _ActorMember, kind: str, future: Any) -> None:
         error = future.exception()
         if error is not None:
             self._lost(member, error)
@@ -297,16 +297,16 @@ class RayEngine:
         elif (answer := future.result()) is not None:
             self._answered(member, *answer)
 
-    def _started(self, member: _Member, result: Any) -> None:
+    def _started(self, member: _ActorMember, result: Any) -> None:
         if isinstance(result, Failure):
             del self._members[member.worker]
             self._kill(member)
-            self._events.append(Unfit(member.worker, result))
+            self._events.append(StartFailed(member.worker, result))
         else:
             member.joined = True
             self._events.append(Joined(member.worker, member.pid, member.host))
 
-    def _answered(self, member: _Member, data: bytes, regions: list[Any]) -> None:
+    def _answered(self, member: _ActorMember, data: bytes, regions: list[Any]) -> None:
         reply = loads(data)
         if reply.more:
             self._watch(member, "answer", member.actor.more.remote())
@@ -332,7 +332,7 @@ class RayEngine:
         store = self._session.store_bytes if self._session is not None else 0
         return store > 0 and self._lent_bytes > LENT_SHARE * store
 
-    def _lost(self, member: _Member, error: BaseException, *, deserted: bool = False) -> None:
+    def _lost(self, member: _ActorMember, error: BaseException, *, deserted: bool = False) -> None:
         """A call came to nothing: the actor, its node or its object is gone."""
         del self._members[member.worker]
         self._kill(member)
@@ -353,11 +353,11 @@ class RayEngine:
                 found[worker] = f"no Python stack ({type(error).__name__})"
         return found
 
-    def _kill(self, member: _Member) -> None:
+    def _kill(self, member: _ActorMember) -> None:
         with contextlib.suppress(Exception):  # it is gone already, or Ray itself is
             self._ray.kill(member.actor)
 
-    def _end(self, members: list[_Member]) -> None:
+    def _end(self, members: list[_ActorMember]) -> None:
         if not self._ray.is_initialized():
             return
         try:
@@ -379,7 +379,7 @@ class RayEngine:
             disconnect(session)
 
 
-def _error_of(member: _Member) -> BaseException:
+def _error_of(member: _ActorMember) -> BaseException:
     """What the first of its calls that failed came to."""
     errors = [error for _, future in member.calls if future.done() and (error := future.exception())]
     first: BaseException = errors[0]

@@ -28,7 +28,7 @@ LEASES_PER_WORKER = 64
 _DUMP_S = 1.0
 
 
-class Member:
+class WorkerProcess:
     """One worker process and its two channels: requests and replies, and shared memory.
 
     Args:
@@ -46,7 +46,7 @@ class Member:
         self.returns_told = 0
         self.starves = False  # it waits for room
         self.tight = False  # it did in vain, so that the consumer gets copies from now on
-        self.heard = False  # its end was explained: Unfit was reported
+        self.heard = False  # its end was explained: StartFailed was reported
         with contextlib.ExitStack() as theirs:  # the worker's alone once it is started
             arena, length = create_file() if shares else (-1, 0)
             theirs.callback(_close, arena)
@@ -124,7 +124,7 @@ class Member:
             return ""
 
 
-def stacks(members: Iterable[Member]) -> dict[int, str]:
+def stacks(members: Iterable[WorkerProcess]) -> dict[int, str]:
     """Their Python stacks, by worker; for one that writes none, what its process does.
 
     One wait for all: a stopped worker writes nothing, and many would hold up whoever waits for the crew's lock.
