@@ -1,10 +1,11 @@
-"""What does looking cost? A feed at about 1,000 batches a second, with nothing looking on, and with everything.
+"""What does looking cost? A feed with nothing looking on, and with everything.
 
 ``off`` reads the feed in a bare loop. ``on`` traces it, names a span in the source for each batch, and reads it through
-``mpfeed.monitor``. The source is a Python loop of fixed work, 2 ms a batch and worker, so that all CPUs are busy: what
-looking costs is seen in the throughput. Off and on take turns of a third of a second on one feed, since the machine
-itself drifts by more than what is measured; the ratio is that of each pair of turns, and the median counts. Beside it:
-the counting that is always on, and what ``InputMonitor`` adds to a step.
+``mpfeed.monitor``. The source hands over one ready array, so that there is nothing but the feed's own work to measure:
+CPU microseconds a batch of the training process and its workers together. Off and on take turns on one feed, since
+the machine itself drifts; the cost is the median difference of the pairs of turns. As a share it is held against what
+a batch has where 1,000 of them a second keep all CPUs busy. Beside it: the counting that is always on, and what
+``InputMonitor`` adds to a step.
 
 Left out: writing the file of the trace, which happens after the training.
 
@@ -32,53 +33,61 @@ from rich.console import Console
 
 import mpfeed
 from benchmarks._rows import Surroundings
-from benchmarks.workloads import spin, spin_iterations
+from mpfeed._cpus import usable_cpus
 
-_TURN, _BETWEEN = 300, 30
+_TURN, _BETWEEN = 2_000, 50
 _WARM_UP = 200
-_BATCH_MS = 2.0
+_BATCHES_PER_S = 1_000
 _COUNTED = 100_000
 _STEPS = 1_500
 _LIMIT_S = 100
 
 
-def in_turns(iterations: int, rounds: int) -> dict[str, list[float]]:
-    """Throughput of one feed, turn by turn, off and on."""
-    rates: dict[str, list[float]] = {"off": [], "on": []}
+def in_turns(rounds: int) -> dict[str, list[float]]:
+    """CPU microseconds a batch of one feed, turn by turn, off and on."""
+    spent_us: dict[str, list[float]] = {"off": [], "on": []}
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/looking"
         switch = np.memmap(path, np.uint8, "w+", shape=(1,))
 
         def source(shard: Any) -> Iterator[Any]:
-            looking, batch = np.memmap(path, np.uint8, "r"), np.zeros((32, 64), np.float32)
+            looking, sample = np.memmap(path, np.uint8, "r"), np.zeros((32, 64), np.float32)
             while True:
                 if looking[0]:
                     with mpfeed.span("compute a batch"):
-                        spin(iterations)
-                else:
-                    spin(iterations)
-                yield batch
+                        pass
+                yield sample
 
-        with mpfeed.from_generator(source, workers=2) as feed:
+        with mpfeed.from_generator(source, batch_size=1, workers=2) as feed:
             batches = iter(feed)
+            next(batches)
+            pids = [worker.pid for worker in feed.stats().workers if worker.pid is not None]
             for turn in range(2 * rounds):
                 mode = ("off", "on", "on", "off")[turn % 4]
                 switch[0] = mode == "on"
                 if mode == "off":
-                    rates[mode].append(_rate(batches))
+                    spent_us[mode].append(_turn(batches, pids))
                     continue
                 with feed.trace(f"{folder}/trace.json"):
-                    rates[mode].append(_rate(iter(mpfeed.monitor(itertools.chain(batches)))))
-    return rates
+                    spent_us[mode].append(_turn(iter(mpfeed.monitor(itertools.chain(batches))), pids))
+    return spent_us
 
 
-def _rate(batches: Iterator[Any]) -> float:
+def _turn(batches: Iterator[Any], pids: list[int]) -> float:
     for _ in range(_BETWEEN):  # made before the turn
         next(batches)
-    begun_s = time.perf_counter()
+    begun_s = _cpu_s(pids)
     for _ in range(_TURN):
         next(batches)
-    return _TURN / (time.perf_counter() - begun_s)
+    return (_cpu_s(pids) - begun_s) / _TURN * 1e6
+
+
+def _cpu_s(pids: list[int]) -> float:
+    """CPU seconds of this process and some others, to the nanosecond.
+
+    The clock of another process is the one that ``clock_getcpuclockid(3)`` names; Python lacks that call.
+    """
+    return time.process_time() + sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 def counting_us() -> float:
@@ -132,8 +141,8 @@ def _fresh(*words: str) -> Any:
 
 def _row(words: str) -> Any:
     match words.split():
-        case ["feed", iterations, rounds]:
-            return in_turns(int(iterations), int(rounds))
+        case ["feed", rounds]:
+            return in_turns(int(rounds))
         case ["fit", looking]:
             return step_us(looking == "on")
         case _:
@@ -141,14 +150,16 @@ def _row(words: str) -> Any:
 
 
 def _measured(rounds: int) -> dict[str, Any]:
-    feeds = _fresh("feed", str(spin_iterations(_BATCH_MS)), str(rounds))
+    feeds = _fresh("feed", str(rounds))
     fits: dict[str, list[float]] = {"off": [], "on": []}
     for mode in ("off", "on", "on", "off"):
         fits[mode].append(_fresh("fit", mode))
-    ratios = [on / off for on, off in zip(feeds["on"], feeds["off"], strict=True)]
+    costs_us = [on - off for on, off in zip(feeds["on"], feeds["off"], strict=True)]
+    cost_us = statistics.median(costs_us)
     return {
-        "batches_per_s": feeds, "median_per_s": statistics.median(feeds["off"]), "ratio": statistics.median(ratios),
-        "spread": "{:.3f} to {:.3f}".format(*np.percentile(ratios, [25, 75])), "ratios": ratios,
+        "cpu_us": feeds, "off_us": statistics.median(feeds["off"]), "cost_us": cost_us,
+        "spread_us": np.percentile(costs_us, [25, 75]).tolist(), "cpus": usable_cpus(),
+        "share": cost_us / (usable_cpus() * 1e6 / _BATCHES_PER_S),
         "counting_us": _fresh("counting"), "step_us": fits,
         "input_monitor_us": statistics.median(fits["on"]) - statistics.median(fits["off"]),
     }  # fmt: skip
@@ -166,10 +177,12 @@ def main(
     console = Console()
     surroundings = Surroundings.now()
     found = _measured(rounds)
+    low, high = found["spread_us"]
     console.print(
-        f"looking: {100 * (1 - found['ratio']):.2f} % of {found['median_per_s']:.0f} batches/s (median of {rounds} "
-        f"pairs of turns, half of them within {found['spread']}); always on: "
-        f"{found['counting_us']:.2f} µs a batch, both sides; InputMonitor: {found['input_monitor_us']:.0f} µs a step",
+        f"looking: {found['cost_us']:.1f} µs of CPU a batch (half of {rounds} pairs of turns within {low:.1f} to "
+        f"{high:.1f}) beside {found['off_us']:.1f} µs without; {found['share']:.2%} of what {_BATCHES_PER_S:,} "
+        f"batches/s have on {found['cpus']} CPUs; always on: {found['counting_us']:.2f} µs a batch, both sides; InputMonitor: "
+        f"{found['input_monitor_us']:.0f} µs a step",
         highlight=False,
     )
     if json_file is not None:
