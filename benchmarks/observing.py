@@ -181,8 +181,8 @@ def main(
     console.print(
         f"looking: {found['cost_us']:.1f} µs of CPU a batch (half of {rounds} pairs of turns within {low:.1f} to "
         f"{high:.1f}) beside {found['off_us']:.1f} µs without; {found['share']:.2%} of what {_BATCHES_PER_S:,} "
-        f"batches/s have on {found['cpus']} CPUs; always on: {found['counting_us']:.2f} µs a batch, both sides; InputMonitor: "
-        f"{found['input_monitor_us']:.0f} µs a step",
+        f"batches/s have on {found['cpus']} CPUs; always on: {found['counting_us']:.2f} µs a batch, both sides; "
+        f"InputMonitor: {found['input_monitor_us']:.0f} µs a step",
         highlight=False,
     )
     if json_file is not None:
