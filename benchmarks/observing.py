@@ -1,11 +1,11 @@
-"""What does looking cost? A feed with nothing looking on, and with everything.
+"""What does looking cost? All that a batch passes through with nothing looking on, and with everything.
 
-``off`` reads the feed in a bare loop. ``on`` traces it, names a span in the source for each batch, and reads it through
-``mpfeed.monitor``. The source hands over one ready array, so that there is nothing but the feed's own work to measure:
-CPU microseconds a batch of the training process and its workers together. Off and on take turns on one feed, since
-the machine itself drifts; the cost is the median difference of the pairs of turns. As a share it is held against what
-a batch has where 1,000 of them a second keep all CPUs busy. Beside it: the counting that is always on, and what
-``InputMonitor`` adds to a step.
+A batch's way through the statistics, on the worker's side and on the consumer's, is gone over and over in one process:
+``off`` with the counting that is always on, ``on`` with a trace, a span that the source names, and ``mpfeed.monitor``.
+Off and on take turns, and the cost is the median difference of the pairs in CPU microseconds a batch; as a share it is
+held against what a batch has where 1,000 of them a second keep all CPUs busy. A real feed says the same less well: what
+its threads and processes spend on waking each other varies by ten times as much. Beside it: what ``InputMonitor`` adds
+to a step of ``model.fit``.
 
 Left out: writing the file of the trace, which happens after the training.
 
@@ -17,12 +17,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pickle
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,79 +32,53 @@ from rich.console import Console
 
 import mpfeed
 from benchmarks._rows import Surroundings
+from mpfeed._counters import Counters, WorkerCount
 from mpfeed._cpus import usable_cpus
+from mpfeed._effort import Meter
+from mpfeed._messages import Reply
+from mpfeed._trace import Trace
 
-_TURN, _BETWEEN = 2_000, 50
+_TURN = 5_000
 _WARM_UP = 200
 _BATCHES_PER_S = 1_000
-_COUNTED = 100_000
 _STEPS = 1_500
 _LIMIT_S = 100
 
 
 def in_turns(rounds: int) -> dict[str, list[float]]:
-    """CPU microseconds a batch of one feed, turn by turn, off and on."""
+    """CPU microseconds a batch, turn by turn, off and on."""
     spent_us: dict[str, list[float]] = {"off": [], "on": []}
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/looking"
-        switch = np.memmap(path, np.uint8, "w+", shape=(1,))
-
-        def source(shard: Any) -> Iterator[Any]:
-            looking, sample = np.memmap(path, np.uint8, "r"), np.zeros((32, 64), np.float32)
-            while True:
-                if looking[0]:
-                    with mpfeed.span("compute a batch"):
-                        pass
-                yield sample
-
-        with mpfeed.from_generator(source, batch_size=1, workers=2) as feed:
-            batches = iter(feed)
-            next(batches)
-            pids = [worker.pid for worker in feed.stats().workers if worker.pid is not None]
-            for turn in range(2 * rounds):
-                mode = ("off", "on", "on", "off")[turn % 4]
-                switch[0] = mode == "on"
-                if mode == "off":
-                    spent_us[mode].append(_turn(batches, pids))
-                    continue
-                with feed.trace(f"{folder}/trace.json"):
-                    spent_us[mode].append(_turn(iter(mpfeed.monitor(itertools.chain(batches))), pids))
+    for turn in range(2 * rounds):
+        mode = ("off", "on", "on", "off")[turn % 4]
+        spent_us[mode].append(_turn(looking=mode == "on"))
     return spent_us
 
 
-def _turn(batches: Iterator[Any], pids: list[int]) -> float:
-    for _ in range(_BETWEEN):  # made before the turn
-        next(batches)
-    begun_s = _cpu_s(pids)
-    for _ in range(_TURN):
-        next(batches)
-    return (_cpu_s(pids) - begun_s) / _TURN * 1e6
-
-
-def _cpu_s(pids: list[int]) -> float:
-    """CPU seconds of this process and some others, to the nanosecond.
-
-    The clock of another process is the one that ``clock_getcpuclockid(3)`` names; Python lacks that call.
-    """
-    return time.process_time() + sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
-
-
-def counting_us() -> float:
-    """Microseconds of CPU a batch of the counting that is always on, both sides together."""
-    from mpfeed._counters import Counters, WorkerCount
-    from mpfeed._effort import Meter
-
+def _turn(*, looking: bool) -> float:
     counters, count, meter = Counters("process", 2), WorkerCount(), Meter(owns_process=True)
+    trace = Trace(os.devnull, lambda _: None) if looking else None
+    batches = iter(mpfeed.monitor(itertools.repeat(None))) if looking else itertools.repeat(None)
     begun_s = time.process_time()
-    for _ in range(_COUNTED):
+    for _ in range(_TURN):
         asked_s = time.perf_counter()
-        meter.begin(0.0)
-        effort = meter.end(1, 0.0)
+        meter.begin(0.0, traced=looking)
+        if looking:
+            with mpfeed.span("compute a batch"):
+                pass
+        meter.made(0)
+        meter.mark()
+        meter.added()
+        sent = pickle.dumps(Reply(1, (), effort=meter.end(1, 0.0)), pickle.HIGHEST_PROTOCOL)
+        effort = pickle.loads(sent).effort
         now_s = time.perf_counter()
         made_s = count.replied(effort, 1, now_s, starved=False)
+        if trace is not None:
+            trace.replied(0, 1, effort.spans, made_s - effort.done_s, starved=False)
+            trace.waited(asked_s, now_s, asked_s)
         counters.took(asked_s, made_s, now_s)
         counters.waited(asked_s, now_s, asked_s)
-    return (time.process_time() - begun_s) / _COUNTED * 1e6
+        next(batches)
+    return (time.process_time() - begun_s) / _TURN * 1e6
 
 
 def step_us(looking: bool) -> float:
@@ -146,7 +119,7 @@ def _row(words: str) -> Any:
         case ["fit", looking]:
             return step_us(looking == "on")
         case _:
-            return counting_us()
+            raise ValueError(words)
 
 
 def _measured(rounds: int) -> dict[str, Any]:
@@ -160,7 +133,7 @@ def _measured(rounds: int) -> dict[str, Any]:
         "cpu_us": feeds, "off_us": statistics.median(feeds["off"]), "cost_us": cost_us,
         "spread_us": np.percentile(costs_us, [25, 75]).tolist(), "cpus": usable_cpus(),
         "share": cost_us / (usable_cpus() * 1e6 / _BATCHES_PER_S),
-        "counting_us": _fresh("counting"), "step_us": fits,
+        "step_us": fits,
         "input_monitor_us": statistics.median(fits["on"]) - statistics.median(fits["off"]),
     }  # fmt: skip
 
@@ -178,11 +151,11 @@ def main(
     surroundings = Surroundings.now()
     found = _measured(rounds)
     low, high = found["spread_us"]
+    low, high = found["spread_us"]
     console.print(
         f"looking: {found['cost_us']:.1f} µs of CPU a batch (half of {rounds} pairs of turns within {low:.1f} to "
-        f"{high:.1f}) beside {found['off_us']:.1f} µs without; {found['share']:.2%} of what {_BATCHES_PER_S:,} "
-        f"batches/s have on {found['cpus']} CPUs; always on: {found['counting_us']:.2f} µs a batch, both sides; "
-        f"InputMonitor: {found['input_monitor_us']:.0f} µs a step",
+        f"{high:.1f}), {found['share']:.2%} of what {_BATCHES_PER_S:,} batches/s have on {found['cpus']} CPUs; "
+        f"always on: {found['off_us']:.1f} µs; InputMonitor: {found['input_monitor_us']:.0f} µs a step",
         highlight=False,
     )
     if json_file is not None:

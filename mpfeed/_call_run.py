@@ -112,7 +112,8 @@ class CallRun:
 
     def request(self, number: int, unit: _Message, worker: int, incarnation: int) -> Calls:
         """See ``Run.request``."""
-        return Calls(number, self.number, tuple(call.arguments for call in unit.calls if call.arguments is not None))
+        arguments = tuple(call.arguments for call in unit.calls if call.arguments is not None)
+        return Calls(number, self.number, arguments, self.crew.traced)
 
     def receive(self, unit: _Message, reply: Reply) -> None:
         """See ``Run.receive``: results and, after them, a failure answer the calls in their order."""

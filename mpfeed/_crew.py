@@ -100,6 +100,11 @@ class Crew:
         return self._engine is not None
 
     @property
+    def traced(self) -> bool:
+        """Whether replies shall tell what was done when."""
+        return self.trace is not None
+
+    @property
     def waited_s(self) -> float:
         """Seconds all consumers have waited, over all elements."""
         return self._waits.waited_s
@@ -147,8 +152,6 @@ class Crew:
         member.latest_run = ticket.run.number
         member.sent += 1
         request = ticket.run.request(number, ticket.unit, worker, member.incarnation)
-        if self.trace is not None:
-            request = replace(request, traced=True)
         self.engine().send(worker, request)
 
     def drop(self, run: Run) -> None:
@@ -342,8 +345,7 @@ class Crew:
         member = self.roster[worker]
         made_s = _count(member.count, reply, starved=starved)
         if self.trace is not None and reply.effort is not None and reply.effort.spans:
-            name = "" if member.pid is None else f" (pid {member.pid})"
-            self.trace.replied(worker, name, reply.effort.spans, made_s - reply.effort.done_s, starved=starved)
+            self.trace.replied(worker, member.pid, reply.effort.spans, made_s - reply.effort.done_s, starved=starved)
 
     def _placed(self, failure: Failure, worker: int) -> Failure:
         member = self.roster[worker]

@@ -153,7 +153,8 @@ class GeneratorRun(BaseRun):
             shard.incarnation, position = incarnation, shard.received
         alone = shard.received < shard.careful_until or self.priming or not (self._gathers or self.crew.remote)
         limit = 1 if alone else _NO_LIMIT
-        return MakeShard(number, self.number, self.epoch, shard.index, len(self._shards), position, limit)
+        count, traced = len(self._shards), self.crew.traced
+        return MakeShard(number, self.number, self.epoch, shard.index, count, position, limit, traced)
 
     def receive(self, unit: Any, reply: Reply) -> None:
         if isinstance(unit, CollateUnit):

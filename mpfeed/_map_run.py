@@ -241,7 +241,7 @@ class MapRun(BaseRun):
     def request(self, number: int, unit: Any, worker: int, incarnation: int) -> MakeItems | Collate:
         if isinstance(unit, CollateUnit):
             return self.collate_request(number, unit)
-        return MakeItems(number, self.number, self.epoch, unit.indices, unit.items, unit.raw)
+        return MakeItems(number, self.number, self.epoch, unit.indices, unit.items, unit.raw, self.crew.traced)
 
     def receive(self, unit: Any, reply: Reply) -> None:
         if isinstance(unit, CollateUnit):

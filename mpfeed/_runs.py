@@ -134,7 +134,7 @@ class BaseRun:
 
     def collate_request(self, number: int, unit: CollateUnit) -> Collate:
         """The request for raw samples."""
-        return Collate(number, self.number, unit.samples)
+        return Collate(number, self.number, unit.samples, self.crew.traced)
 
     def pump(self) -> None:
         """Ask for as much as credit allows. The crew's lock is held."""

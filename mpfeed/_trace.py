@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpfeed._span import Stretch
@@ -34,8 +34,9 @@ class Trace:
         self.path = os.fspath(path)
         self.dropped = 0
         self._stop = stop
-        self._events: list[tuple[int, int, str, str, float, float]] = []
-        self._workers: dict[int, str] = {}
+        self._records: list[tuple[int, int, str, Sequence[Stretch], float]] = []
+        self._count = 0  # of stretches in them
+        self._workers: dict[int, int | None] = {}  # the process of each, where it has one
         self._threads: dict[int, int] = {}
         self._closed = False
         self._lock = threading.Lock()
@@ -44,26 +45,31 @@ class Trace:
 
     # ------------------------------------------------------------------------------------ recording
 
-    def add(self, pid: int, tid: int, category: str, stretches: Iterable[Stretch], shift_s: float = 0.0) -> None:
-        """Record what happened on a track, on a clock that ``shift_s`` brings to this process's."""
-        events = self._events
-        for name, begun_s, ended_s in stretches:
-            if len(events) >= _MOST_EVENTS:
-                self.dropped += 1
-            else:
-                events.append((pid, tid, category, name, begun_s + shift_s, ended_s + shift_s))
+    def add(self, pid: int, tid: int, category: str, stretches: Sequence[Stretch], shift_s: float = 0.0) -> None:
+        """Record what happened on a track, on a clock that ``shift_s`` brings to this process's.
+
+        The stretches are kept as they are, since training waits for this; the rest is done when they are written.
+        """
+        room = _MOST_EVENTS - self._count
+        if len(stretches) > room:
+            self.dropped += len(stretches) - room
+            stretches = stretches[:room]
+        self._count += len(stretches)
+        self._records.append((pid, tid, category, stretches, shift_s))
 
     def waited(self, begun_s: float, now_s: float, left_s: float | None) -> None:
         """The consumer waited, and before that did something else."""
         thread = self._threads.setdefault(threading.get_ident(), len(self._threads) + 1)
-        step = [] if left_s is None else [("step", left_s, begun_s)]
-        self.add(_CONSUMER, thread, "consumer", [*step, ("wait", begun_s, now_s)])
+        wait = ("wait", begun_s, now_s)
+        self.add(_CONSUMER, thread, "consumer", (wait,) if left_s is None else (("step", left_s, begun_s), wait))
 
-    def replied(self, worker: int, name: str, spans: list[Stretch], shift_s: float, *, starved: bool) -> None:
-        """A worker sent the spans of a message; before it, it waited for work (``starved``) or for room."""
-        self._workers[worker] = name
-        waited = "wait for work" if starved else "wait for room"
-        spans = [(name or waited, begun_s, ended_s) for name, begun_s, ended_s in spans if name or ended_s > begun_s]
+    def replied(self, worker: int, pid: int | None, spans: list[Stretch], shift_s: float, *, starved: bool) -> None:
+        """A worker sent the spans of a message; the unnamed one is what it waited for: work (``starved``) or room."""
+        self._workers[worker] = pid
+        name, begun_s, ended_s = spans[0]
+        if not name:
+            waited = "wait for work" if starved else "wait for room"
+            spans[:1] = [(waited, begun_s, ended_s)] if ended_s > begun_s else []
         self.add(_CONSUMER + 1 + worker, 1, "worker", spans, shift_s)
 
     def note(self, name: str) -> None:
@@ -93,12 +99,18 @@ class Trace:
         yield _meta("thread_name", _CONSUMER, _NOTES, "notes")
         for thread in self._threads.values():
             yield _meta("thread_name", _CONSUMER, thread, "waits and steps")
-        for worker, name in sorted(self._workers.items()):
-            yield _meta("process_name", _CONSUMER + 1 + worker, 0, f"worker {worker}{name}")
+        for worker, pid in sorted(self._workers.items()):
+            name = f"worker {worker}" if pid is None else f"worker {worker} (pid {pid})"
+            yield _meta("process_name", _CONSUMER + 1 + worker, 0, name)
             yield _meta("thread_name", _CONSUMER + 1 + worker, 1, "messages")
-        zero_s = min((event[4] for event in self._events), default=0.0)
+        events = [
+            (pid, tid, category, name, begun_s + shift_s, ended_s + shift_s)
+            for pid, tid, category, stretches, shift_s in self._records
+            for name, begun_s, ended_s in stretches
+        ]
+        zero_s = min((event[4] for event in events), default=0.0)
         # What contains another begins no later, and comes before it.
-        for pid, tid, category, name, begun_s, ended_s in sorted(self._events, key=lambda e: (e[4], -e[5])):
+        for pid, tid, category, name, begun_s, ended_s in sorted(events, key=lambda e: (e[4], -e[5])):
             yield {
                 "name": name, "cat": category, "ph": "X", "pid": pid, "tid": tid,
                 "ts": round((begun_s - zero_s) * 1e6, 3), "dur": round(max(0.0, ended_s - begun_s) * 1e6, 3),
