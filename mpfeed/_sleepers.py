@@ -17,7 +17,7 @@ class Sleepers:
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        # A bare lock for each, which waking releases: `threading.Condition` does the same in twice the time.
+        # A bare lock for each, which waking it releases.
         self._asleep: dict[threading.Lock, Callable[[], bool] | None] = {}
 
     def wait(self, timeout_s: float | None, served: Callable[[], bool] | None) -> None:
