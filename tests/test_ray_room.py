@@ -274,3 +274,20 @@ def test_a_shared_split_needs_ray(keep: Keep) -> None:
     feed = keep(mpfeed.from_generator(counted, workers=1, backend="process"))
     with pytest.raises(ValueError, match=r"backend=mpfeed\.Ray\(\)"):
         feed.split(2, shared=True)
+
+
+def test_a_closed_feed_that_is_held_keeps_nothing_in_the_store(local_ray: Any, keep: Keep) -> None:
+    from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+    state = get_state_from_address(local_ray.get_runtime_context().gcs_address)
+
+    def used() -> int:
+        return int(get_memory_info_reply(state).store_stats.object_store_bytes_used)
+
+    before = used()
+    feed = keep(mpfeed.from_map(lambda _: np.zeros(100_000), range(40), workers=2, backend=Ray(num_cpus=0)))
+    for element in feed:  # the workers begin the next epoch meanwhile
+        del element
+    assert eventually(lambda: used() > 0)
+    feed.close()
+    assert eventually(lambda: used() <= before)

@@ -373,6 +373,10 @@ class RayEngine:
         members = list(self._members.values())
         self._members.clear()
         self._end(members)  # steps 2 and 3
+        for member in members:  # answers that nobody will take are objects in the store
+            member.calls.clear()
+        self._events.clear()
+        self._heard.clear()
         self._work = None
         if self._session is not None:  # step 4
             session, self._session = self._session, None
