@@ -151,7 +151,6 @@ def main(
     surroundings = Surroundings.now()
     found = _measured(rounds)
     low, high = found["spread_us"]
-    low, high = found["spread_us"]
     console.print(
         f"looking: {found['cost_us']:.1f} µs of CPU a batch (half of {rounds} pairs of turns within {low:.1f} to "
         f"{high:.1f}), {found['share']:.2%} of what {_BATCHES_PER_S:,} batches/s have on {found['cpus']} CPUs; "

@@ -61,9 +61,14 @@ def answer(number: int, worker: int = 0) -> Arrived:
     return Arrived(worker, Reply(number, (Parcel(layout, [np.zeros(1)], 1, False, 8),)))
 
 
+def crew_of(engine: Any, workers: int, *, max_restarts: int = 3, max_tasks: int | None = None) -> Crew:
+    plan = Plan(None, Settings(workers, None, 0), workers, 2, 1)
+    return Crew(engine, plan, max_restarts=max_restarts, max_tasks=max_tasks, timeout_s=None)
+
+
 def test_a_worn_worker_that_died_with_its_last_answer_is_replaced_once() -> None:
     engine: Any = Scripted()
-    crew = Crew(engine, Plan(None, Settings(1, None, 0), 1, 2, 1), max_restarts=3, max_tasks=1, timeout_s=None)
+    crew = crew_of(engine, 1, max_tasks=1)
     run = CallRun(crew, together=False)
     first, second = (run.ask(Arguments([0], flatten(0)[1])) for _ in range(2))
     assert len(engine.sent) == 1  # the second waits for a new worker
@@ -78,7 +83,7 @@ def test_a_worn_worker_that_died_with_its_last_answer_is_replaced_once() -> None
 
 def test_a_worker_whose_machine_is_gone_is_started_elsewhere_while_another_does_its_work() -> None:
     engine: Any = Scripted()
-    crew = Crew(engine, Plan(None, Settings(2, None, 0), 2, 2, 1), max_restarts=3, max_tasks=None, timeout_s=None)
+    crew = crew_of(engine, 2)
     run = CallRun(crew, together=False)
     first, second = (run.ask(Arguments([0], flatten(0)[1])) for _ in range(2))
     assert engine.to == [0, 1]
@@ -95,7 +100,7 @@ def test_a_worker_whose_machine_is_gone_is_started_elsewhere_while_another_does_
 
 def test_a_worker_that_could_not_start_is_started_when_it_is_asked_again() -> None:
     engine: Any = Scripted()
-    crew = Crew(engine, Plan(None, Settings(1, None, 0), 1, 2, 1), max_restarts=3, max_tasks=None, timeout_s=None)
+    crew = crew_of(engine, 1)
     run = CallRun(crew, together=False)
     engine.hindered = True
     refused = run.ask(Arguments([0], flatten(0)[1]))
@@ -109,7 +114,7 @@ def test_a_worker_that_could_not_start_is_started_when_it_is_asked_again() -> No
 
 def test_workers_that_cannot_be_added_leave_the_others_at_work() -> None:
     engine: Any = Scripted()
-    crew = Crew(engine, Plan(None, Settings(4, None, 0), 4, 2, 1), max_restarts=3, max_tasks=None, timeout_s=None)
+    crew = crew_of(engine, 4)
     crew.adapt(Auto(4), 1)
     run = CallRun(crew, together=False)
     first = run.ask(Arguments([0], flatten(0)[1]))
@@ -122,7 +127,7 @@ def test_workers_that_cannot_be_added_leave_the_others_at_work() -> None:
 
 def test_a_death_after_all_calls_of_a_message_were_answered_is_nobodys() -> None:
     engine: Any = Scripted()
-    crew = Crew(engine, Plan(None, Settings(1, None, 0), 1, 2, 1), max_restarts=0, max_tasks=None, timeout_s=None)
+    crew = crew_of(engine, 1, max_restarts=0)
     run = CallRun(crew, together=False)
     first, second = (run.ask(Arguments([0], flatten(0)[1])) for _ in range(2))
     early = answer(engine.sent[0].number)
