@@ -35,6 +35,7 @@ class Plan:
         buffer: messages ready per worker.
         threads_per_worker: limit for BLAS, OpenMP and OpenCV.
         has_arguments: requests carry arrays (``Calls``).
+        exact: the first death ends the feed, so what a worker did before must have arrived: it gets no request sooner.
     """
 
     work: Any
@@ -43,6 +44,7 @@ class Plan:
     buffer: int
     threads_per_worker: int
     has_arguments: bool = False
+    exact: bool = False
 
 
 class Engine(Protocol):

@@ -8,9 +8,11 @@ generators are not used: they hang after a node died (DESIGN, measured facts).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import queue
+import re
 import sys
 import time
 import warnings
@@ -38,7 +40,17 @@ from mpfeed._messages import (
 from mpfeed._serialize import loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Plan, deliver
 from mpfeed.backends.environment import memory_settings, thread_limits
-from mpfeed.backends.ray_session import Session, addresses, answers, disconnect, draining, no_room, refuses, starting
+from mpfeed.backends.ray_session import (
+    OVERLAPPING,
+    Session,
+    addresses,
+    answers,
+    disconnect,
+    draining,
+    no_room,
+    refuses,
+    starting,
+)
 
 if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
@@ -61,12 +73,15 @@ _LOOK_S = 1.0
 # After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
 _HEADLESS_S = 10.0
 _SMALL_STORE_BYTES = 128 << 20
+# Characters of an error of Ray's that a message takes.
+_WORDS = 800
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours, and underlines of a traceback
 
 
 class _ActorMember:
     """One actor."""
 
-    def __init__(self, worker: int, actor: Any, patience_s: float) -> None:
+    def __init__(self, worker: int, actor: Any, patience_s: float, *, exact: bool) -> None:
         self.worker = worker
         self.actor = actor
         self.patience_s = patience_s  # how long that may last while it has no process
@@ -79,6 +94,15 @@ class _ActorMember:
         self.awaited_s: float | None = None  # since when somebody waits for it
         self.failed_s: float | None = None  # one of its calls failed
         self.asked_about = False  # ... and its node was asked whether it is there
+        self._numbers = itertools.count()
+        group = {} if exact else {"concurrency_group": OVERLAPPING}
+        self._answer = actor.answer.options(**group)
+        self._more = actor.more.options(**group)
+
+    def ask(self, request: bytes | None) -> Any:
+        """A call for the next reply, which hands in a request, if there is one."""
+        number = next(self._numbers)
+        return self._more.remote(number) if request is None else self._answer.remote(number, request)
 
 
 class _Loan(weakref.ref[Any]):
@@ -144,7 +168,8 @@ class RayEngine:
             max_task_retries=0,
             **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
-        member = _ActorMember(worker, actor, PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S)
+        patience_s = PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S
+        member = _ActorMember(worker, actor, patience_s, exact=p.exact)
         self._members[worker] = member
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
@@ -167,7 +192,7 @@ class RayEngine:
     def _ask(self, member: _ActorMember, request: Request) -> None:
         if member.awaited_s is None:
             member.awaited_s = time.monotonic()
-        self._watch(member, "answer", member.actor.answer.remote(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
+        self._watch(member, "answer", member.ask(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
 
     def retire_worker(self, worker: int) -> None:
         self._end([self._members.pop(worker)])
@@ -309,7 +334,7 @@ class RayEngine:
     def _answered(self, member: _ActorMember, data: bytes, regions: list[Any]) -> None:
         reply = loads(data)
         if reply.more:
-            self._watch(member, "answer", member.actor.more.remote())
+            self._watch(member, "answer", member.ask(None))
         self._events.append(Arrived(member.worker, deliver(reply, lambda i: self._lend(regions[i]), self._crowded)))
 
     def _lend(self, region: Any) -> Bytes:
@@ -336,8 +361,7 @@ class RayEngine:
         """A call came to nothing: the actor, its node or its object is gone."""
         del self._members[member.worker]
         self._kill(member)
-        words = " ".join(str(error).split())
-        text = f"died ({type(error).__name__}: {words[:600]})"
+        text = f"died ({type(error).__name__}: {_shortened(str(error))})"
         self._events.append(Died(member.worker, text, member.pid, node=member.host, deserted=deserted))
 
     # --------------------------------------------------------------------------------------- end
@@ -381,6 +405,12 @@ class RayEngine:
         if self._session is not None:  # step 4
             session, self._session = self._session, None
             disconnect(session)
+
+
+def _shortened(text: str) -> str:
+    """Ray's words in one line: what it says first, and the end of a traceback, where the cause is."""
+    words = " ".join(_ESCAPES.sub("", text).split())
+    return words if len(words) <= _WORDS else f"{words[: _WORDS // 2]} ... {words[-_WORDS // 2 :]}"
 
 
 def _error_of(member: _ActorMember) -> BaseException:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 NO_ROOM_S = 30.0
 _ROOM_S = 4.0
 _ANSWER_S = 0.5
+# The concurrency group of an actor that runs two calls at a time. Ray begins its calls in order, as it would not with
+# max_concurrency=2: then two that wait for a third could keep it from beginning.
+OVERLAPPING = "overlapping"
 
 
 def _import_ray() -> Any:
@@ -39,7 +42,7 @@ class Session:
         # On a Ray of our own the user says how many workers there are, not how many cores.
         self.reserves = True
         # Made once: each actor class is exported to the cluster and stays there.
-        self.actor_class = ray.remote(concurrency_groups={"control": 1})(Actor)
+        self.actor_class = ray.remote(concurrency_groups={"control": 1, OVERLAPPING: 2})(Actor)
         self.store_bytes = _store_bytes(ray)
         self.job_env: dict[str, Any] | None = None  # what the whole job was given
 

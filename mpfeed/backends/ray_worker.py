@@ -13,7 +13,7 @@ from typing import Any
 
 from mpfeed import _seed
 from mpfeed._layout import Bytes
-from mpfeed._messages import Drop, Parcel, Reply
+from mpfeed._messages import Drop, Failure, Parcel, Reply
 from mpfeed._producer import Producer, Work
 from mpfeed._serialize import dumps, failure_of, loads
 from mpfeed.transport.arena import Heap
@@ -22,14 +22,20 @@ from mpfeed.transport.arena import Heap
 class Actor:
     """Runs a producer in a Ray worker, in a thread of its own.
 
-    A call hands in a request and takes out the next reply, which may be that to a request before: replies that are sent
-    early are more than the requests, and the driver calls once more for each (``more``).
+    Calls are numbered. Each hands in a request and takes out the reply of its number, which may be that to a request
+    before: replies that are sent early are more than the requests, and the driver calls once more for each (``more``).
+    Two calls run at a time, so that the producer has its next request while Ray puts a reply into the store.
     """
 
     def __init__(self, work: bytes, settings: Any, worker: int, here: tuple[int, list[str], list[str]]) -> None:
         self._arguments = work, settings, worker, here
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+        self._calls = threading.Condition()
+        self._early: dict[int, Any] = {}  # requests by call, while an earlier call is still to begin
+        self._begun = 0  # calls, in their order
+        self._replies: dict[int, Any] = {}  # by call
+        self._replied = 0
         self._dropped: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="mpfeed-worker", daemon=True)
 
@@ -42,16 +48,31 @@ class Actor:
     def start(self) -> Any:
         """Bring the user's code up: None, or what it raised."""
         self._thread.start()
-        return self._replies.get()
+        return self._started.get()
 
-    def answer(self, request: bytes) -> Any:
+    def answer(self, call: int, request: bytes) -> Any:
         """Hand in a request; (a pickled reply, the bytes of its messages)."""
-        self._requests.put(pickle.loads(request))
-        return self._replies.get()
+        return self._take(call, pickle.loads(request))
 
-    def more(self) -> Any:
+    def more(self, call: int) -> Any:
         """The next reply."""
-        return self._replies.get()
+        return self._take(call, None)
+
+    def _take(self, call: int, request: Any) -> Any:
+        with self._calls:
+            self._early[call] = request  # threads may begin in another order than they were called
+            while self._begun in self._early:
+                if (message := self._early.pop(self._begun)) is not None:
+                    self._requests.put(message)
+                self._begun += 1
+            self._calls.wait_for(lambda: call in self._replies)
+            return self._replies.pop(call)
+
+    def _put(self, reply: Any) -> None:
+        with self._calls:
+            self._replies[self._replied] = reply
+            self._replied += 1
+            self._calls.notify_all()
 
     def drop(self, run: int) -> None:
         """From the control group: forget a run; its requests that are still to come are needless."""
@@ -85,9 +106,9 @@ class Actor:
             producer.open()
         except BaseException as error:
             where = "the source (unpickling it)" if producer is None else "worker_init"
-            self._replies.put(failure_of(error, where, remote=True))
+            self._started.put(failure_of(error, where, remote=True))
             return
-        self._replies.put(None)
+        self._started.put(None)
         self._serve(producer)
 
     def _serve(self, producer: Producer) -> None:
@@ -95,7 +116,7 @@ class Actor:
             if isinstance(message, Drop):
                 producer.drop(message)
             elif message.run in self._dropped:
-                self._replies.put(None)
+                self._put(None)
             else:
                 self._reply(producer.handle(message))
         producer.close()
@@ -108,7 +129,7 @@ class Actor:
             regions += payload.regions
             payload.regions = list(numbers)
         # Ray copies the bytes after this call returned, while the source goes on: what is adopted must stay.
-        self._replies.put((_dumped(reply), regions))
+        self._put((_dumped(reply), regions))
 
 
 def _dumped(reply: Reply) -> bytes:
