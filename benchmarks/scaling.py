@@ -2,11 +2,12 @@
 
 Method: a fresh process a row takes batches as fast as they come and keeps each wait. "sleep" workers wait 0.5 s for a
 batch of 64 kB, as for a disk or a network, so that any number of them fits on this machine; their ideal is workers /
-0.5 s. "cpu" workers run 40 ms of Python a batch, on Ray and in worker processes; their ideal is the same number of the
-latter. "ceiling" workers make nothing: what then limits is the consumer, so that its CPU time a batch tells how
-many batches a second it can take on a machine where the workers are elsewhere. "nodes" spreads workers over so many
-nodes (`ray.cluster_utils.Cluster`), the consumer alone on the head. "link" puts one node and the consumer into network
-namespaces, with a delay each way and a rate; its ideal is the rate.
+0.5 s. "cpu" workers run 40 or 160 ms of Python a batch of 4.8 MB, on Ray and in worker processes; their ideal is the
+same number of the latter. Ray's own work on a batch, the driver's and the store's, runs on the same cores here, and
+weighs the less the more a batch takes. "ceiling" workers make nothing: what then limits is the consumer, so that its
+CPU time a batch tells how many batches a second it can take on a machine where the workers are elsewhere. "nodes"
+spreads workers over so many nodes (`ray.cluster_utils.Cluster`), the consumer alone on the head. "link" puts one node
+and the consumer into network namespaces, with a delay each way and a rate; its ideal is the rate.
 
 Left out: TensorFlow, which adds 0.1 to 0.7 ms an element; machines that share no cores. All nodes here share this
 machine's, so that "nodes" and "link" show what the network costs and not what more cores bring.
@@ -22,6 +23,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,7 +38,7 @@ from benchmarks._rows import Surroundings
 from benchmarks.workloads import spin_iterations
 
 _SLEEP_S = 0.5
-_SPIN_MS = 40.0
+_SPIN_MS = (40.0, 160.0)
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _KINDS = ("sleep", "cpu", "ceiling", "nodes", "link")
 
@@ -50,6 +52,7 @@ class Row:
     workers: int
     nbytes: int = 64_000
     sleep_s: float = 0.0
+    spin_ms: float = 0.0
     spin_steps: int = 0
     nodes: int = 0
     address: str | None = None
@@ -76,7 +79,7 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
         for row in rows:
             outcome = _measure(row, link)
             seen.append((row, outcome))
-            console.print(f"{row.kind} {row.backend} {row.workers}: {_brief(outcome)}", highlight=False)
+            console.print(f"{row.kind} {row.backend} {row.workers}{_work(row)}: {_brief(outcome)}", highlight=False)
     if path is not None:
         _write(seen, link, path)
     console.print(_table(seen, link))
@@ -88,10 +91,10 @@ def _rows(kinds: tuple[str, ...], workers: list[int], nodes: list[int]) -> Itera
         for count in workers:
             yield Row("sleep", "ray", count, sleep_s=_SLEEP_S, ideal=count / _SLEEP_S, warm_up=2 * count, seconds=6.0)
     if "cpu" in kinds:
-        steps = spin_iterations(_SPIN_MS)
-        for count in (1, 2):
-            for backend in ("process", "ray"):
-                yield Row("cpu", backend, count, 4_800_000, spin_steps=steps)
+        steps = spin_iterations(10.0) / 10.0
+        for spin_ms, count, backend in product(_SPIN_MS, (1, 2), ("process", "ray")):
+            of_one = round(steps * spin_ms)
+            yield Row("cpu", backend, count, 4_800_000, spin_ms=spin_ms, spin_steps=of_one, seconds=6.0)
     if "ceiling" in kinds:
         for nbytes in (64_000, 4_800_000, 48_000_000):
             yield Row("ceiling", "ray", 2, nbytes)
@@ -127,6 +130,10 @@ def _run(row: Row, prefix: list[str]) -> dict[str, Any]:
     return outcome
 
 
+def _work(row: Row) -> str:
+    return f" {row.spin_ms:g} ms" if row.spin_ms else ""
+
+
 def _rate(outcome: dict[str, Any]) -> float:
     return len(outcome["waits_ms"]) / outcome["wall_s"]
 
@@ -140,29 +147,29 @@ def _ideal(row: Row, seen: list[tuple[Row, dict[str, Any]]], link: Link) -> floa
     if row.kind == "link":
         return link.mbit_per_s * 1e6 / 8 / row.nbytes
     if row.kind == "cpu":
-        same = [_rate(o) for r, o in seen if (r.kind, r.backend, r.workers) == ("cpu", "process", row.workers)
-                and "error" not in o]  # fmt: skip
+        like = replace(row, backend="process")
+        same = [_rate(outcome) for other, outcome in seen if other == like and "error" not in outcome]
         return statistics.median(same) if same else 0.0
     return row.ideal
 
 
 def _table(seen: list[tuple[Row, dict[str, Any]]], link: Link) -> Table:
     table = Table(box=SIMPLE_HEAD)
-    for name in ("kind", "backend", "workers", "nodes", "MB", "batches/s", "of ideal", "wait p50 ms", "p95 ms",
-                 "driver CPU ms", "its ceiling/s", "MB/s"):  # fmt: skip
+    for name in ("kind", "backend", "workers", "nodes", "work ms", "MB", "batches/s", "of ideal", "wait p50 ms",
+                 "p95 ms", "driver CPU ms", "its ceiling/s", "MB/s"):  # fmt: skip
         table.add_column(name, justify="right")
     for row in dict.fromkeys(row for row, _ in seen):
         outcomes = [outcome for r, outcome in seen if r == row and "error" not in outcome]
         if not outcomes:
-            table.add_row(row.kind, row.backend, str(row.workers), str(row.nodes), "", "failed")
+            table.add_row(row.kind, row.backend, str(row.workers), str(row.nodes), "", "", "failed")
             continue
         middle = sorted(outcomes, key=_rate)[len(outcomes) // 2]
         rate, ideal = _rate(middle), _ideal(row, seen, link)
         p50, p95 = np.percentile(middle["waits_ms"], (50, 95))
         cpu_ms = middle["cpu_s"] / len(middle["waits_ms"]) * 1e3
         table.add_row(
-            row.kind, row.backend, str(row.workers), str(row.nodes), f"{row.nbytes / 1e6:g}", f"{rate:.1f}",
-            f"{rate / ideal:.2f}" if ideal else "", f"{p50:.2f}", f"{p95:.2f}", f"{cpu_ms:.2f}",
+            row.kind, row.backend, str(row.workers), str(row.nodes), f"{row.spin_ms:g}", f"{row.nbytes / 1e6:g}",
+            f"{rate:.1f}", f"{rate / ideal:.2f}" if ideal else "", f"{p50:.2f}", f"{p95:.2f}", f"{cpu_ms:.2f}",
             f"{1e3 / cpu_ms:.0f}" if cpu_ms else "", f"{rate * row.nbytes / 1e6:.0f}",
         )  # fmt: skip
     return table
