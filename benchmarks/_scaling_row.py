@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from benchmarks._nodes import Nodes
 from benchmarks.workloads import spin
+
+_AHEAD = 3  # calls of one actor: buffer + 1
 
 
 def source(shard: Any, sleep_s: float, spin_steps: int, nbytes: int) -> Iterator[Any]:
@@ -27,28 +32,47 @@ def source(shard: Any, sleep_s: float, spin_steps: int, nbytes: int) -> Iterator
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
     """Batches as fast as they come, for ``seconds`` after the first ``warm_up`` of them."""
-    import functools
-
-    import mpfeed
-
     make = functools.partial(source, sleep_s=row["sleep_s"], spin_steps=row["spin_steps"], nbytes=row["nbytes"])
     with ExitStack() as stack:
-        backend = _backend(row, stack)
-        workers = row["workers"]
-
-        def shards(shard: Any) -> Iterator[Any]:
-            yield from make(shard)
-
-        feed = stack.enter_context(mpfeed.from_generator(shards, workers=workers, backend=backend))
-        batches = iter(feed)
+        batches = _bare_ray(row, make) if row["backend"] == "bare ray" else _fed(row, make, stack)
         begun_s = time.perf_counter()
         next(batches)
         first_s = time.perf_counter() - begun_s
         for _ in range(row["warm_up"]):
             next(batches)
         waits_ms, wall_s, cpu_s = _timed(batches, row["seconds"])
-        batches.close()
     return {"waits_ms": waits_ms, "wall_s": wall_s, "cpu_s": cpu_s, "first_s": first_s}
+
+
+def _fed(row: dict[str, Any], make: Callable[[Any], Iterator[Any]], stack: ExitStack) -> Iterator[Any]:
+    import mpfeed
+
+    def shards(shard: Any) -> Iterator[Any]:
+        yield from make(shard)
+
+    backend = _backend(row, stack)
+    return iter(stack.enter_context(mpfeed.from_generator(shards, workers=row["workers"], backend=backend)))
+
+
+def _bare_ray(row: dict[str, Any], make: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+    """What Ray alone reaches: the same batches, by actors with as many calls ahead as a feed keeps."""
+    import ray
+
+    @ray.remote
+    class Source:
+        def __init__(self, index: int) -> None:
+            self._batches = make(SimpleNamespace(index=index, count=row["workers"]))
+
+        def next(self) -> Any:
+            return next(self._batches)
+
+    ray.init(num_cpus=row["workers"], include_dashboard=False, log_to_driver=False, logging_level="warning")
+    actors = [Source.remote(index) for index in range(row["workers"])]
+    calls = deque((actor, actor.next.remote()) for _ in range(_AHEAD) for actor in actors)
+    while True:
+        actor, call = calls.popleft()
+        yield ray.get(call)
+        calls.append((actor, actor.next.remote()))
 
 
 def _backend(row: dict[str, Any], stack: ExitStack) -> Any:

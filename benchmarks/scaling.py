@@ -4,10 +4,11 @@ Method: a fresh process a row takes batches as fast as they come and keeps each 
 batch of 64 kB, as for a disk or a network, so that any number of them fits on this machine; their ideal is workers /
 0.5 s. "cpu" workers run 40 or 160 ms of Python a batch of 4.8 MB, on Ray and in worker processes; their ideal is the
 same number of the latter. Ray's own work on a batch, the driver's and the store's, runs on the same cores here, and
-weighs the less the more a batch takes. "ceiling" workers make nothing: what then limits is the consumer, so that its
-CPU time a batch tells how many batches a second it can take on a machine where the workers are elsewhere. "nodes"
-spreads workers over so many nodes (`ray.cluster_utils.Cluster`), the consumer alone on the head. "link" puts one node
-and the consumer into network namespaces, with a delay each way and a rate; its ideal is the rate.
+weighs the less the more a batch takes; "bare ray" is a loop over hand-written actors, which pays that too. "ceiling"
+workers make nothing: what then limits is the consumer, so that its CPU time a batch tells how many batches a second it
+can take on a machine where the workers are elsewhere. "nodes" spreads workers over so many nodes
+(`ray.cluster_utils.Cluster`), the consumer alone on the head. "link" puts one node and the consumer into network
+namespaces, with a delay each way and a rate; its ideal is the rate.
 
 Left out: TensorFlow, which adds 0.1 to 0.7 ms an element; machines that share no cores. All nodes here share this
 machine's, so that "nodes" and "link" show what the network costs and not what more cores bring.
@@ -92,7 +93,7 @@ def _rows(kinds: tuple[str, ...], workers: list[int], nodes: list[int]) -> Itera
             yield Row("sleep", "ray", count, sleep_s=_SLEEP_S, ideal=count / _SLEEP_S, warm_up=2 * count, seconds=6.0)
     if "cpu" in kinds:
         steps = spin_iterations(10.0) / 10.0
-        for spin_ms, count, backend in product(_SPIN_MS, (1, 2), ("process", "ray")):
+        for spin_ms, count, backend in product(_SPIN_MS, (1, 2), ("process", "bare ray", "ray")):
             of_one = round(steps * spin_ms)
             yield Row("cpu", backend, count, 4_800_000, spin_ms=spin_ms, spin_steps=of_one, seconds=6.0)
     if "ceiling" in kinds:
