@@ -7,6 +7,7 @@ import pickle
 import signal
 import threading
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -256,6 +257,26 @@ def test_a_part_that_is_read_elsewhere_ends_the_reader_before_who_leaves_the_new
         numbers(before)
     former.close()
     assert [first, *numbers(now)] == list(range(first, 20, 2))
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_newer_iterator_of_a_shared_part_reads_the_next_epoch_and_ends_the_one_before(keep: Keep) -> None:
+    def marked(shard: mpfeed.Shard) -> Any:
+        return ((shard.epoch, number) for number in range(8))
+
+    feed = keep(mpfeed.from_generator(marked, workers=1, backend=Ray(num_cpus=0)))
+    part, _ = feed.split(2, shared=True, window=32)
+    before, now = iter(part), iter(part)
+    assert _pairs(before, 1) == [(0, 0)]
+    first = _pairs(now, 1)
+    with pytest.raises(mpfeed.MpfeedError, match="part 0 is read by a newer iterator now"):
+        list(before)  # what was made before is still its own
+    assert first + _pairs(now, 9) == [(1, 0), (1, 2), (1, 4), (1, 6)]
+    assert _pairs(iter(part), 9) == [(2, 0), (2, 2), (2, 4), (2, 6)]
+
+
+def _pairs(batches: Any, count: int) -> list[tuple[int, int]]:
+    return [(int(epoch), int(number)) for epoch, number in islice(batches, count)]
 
 
 def test_a_part_of_a_closed_feed_says_so_each_time_and_keeps_no_connection(local_ray: Any, keep: Keep) -> None:

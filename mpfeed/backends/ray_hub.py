@@ -265,6 +265,7 @@ class Draw:
         self._session: Session | None = None
         self._hub: Any = None
         self._beacon: Any = None
+        self._reader: object | None = None  # the pass that is under way
         self._visit, self._number, self._epoch = 0, 0, 0
         self.closed = False
 
@@ -275,13 +276,19 @@ class Draw:
         """The part's elements of its next epoch.
 
         Raises:
-            MpfeedError: another part is lost, or the hub is; another process reads this part.
+            MpfeedError: another part is lost, or the hub is; another process or a newer iterator reads this part.
             FeedTimeout, FeedClosed: as for a feed.
         """
         self._open()
+        if self._reader is not None:
+            self._leave_epoch()
+        reader = self._reader = object()
         asked: deque[tuple[int, Any]] = deque()
         try:
             while True:
+                if self._reader is not reader:
+                    text = f"part {self.index} is read by a newer iterator now: a shared part has one at a time"
+                    raise self._as_is(MpfeedError(text))
                 while len(asked) < self._sharing.depth:
                     number = self._number + len(asked)
                     asked.append((number, self._hub.take.remote(self.index, self._visit, number)))
@@ -290,7 +297,9 @@ class Draw:
                     return
                 yield dealt.value
         finally:
-            self._leave_epoch()
+            if self._reader is reader:
+                self._reader = None
+                self._leave_epoch()
 
     def _open(self) -> None:
         if self._session is not None:
