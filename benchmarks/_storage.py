@@ -46,7 +46,8 @@ def file_system(reading: Reading) -> Any:
     """What reads, with connections of its own."""
     import fsspec
 
-    options = {"endpoint_url": reading.url, "config_kwargs": {"max_pool_connections": 64}}
+    # s3fs asks for the size of an object before it reads it, in parts if it is large; not with one part at a time.
+    options = {"endpoint_url": reading.url, "config_kwargs": {"max_pool_connections": 64}, "max_concurrency": 1}
     if reading.cache is None:
         return fsspec.filesystem("s3", **options)
     return fsspec.filesystem("simplecache", target_protocol="s3", target_options=options, cache_storage=reading.cache)
