@@ -89,10 +89,10 @@ class Batch:
         if self._stack is None:
             assert self._collate is not None
             return packed(self._collate(self._kept), self._allocator)
-        return _as_element(self._stack.finish())
+        return as_element(self._stack.finish())
 
 
-def _as_element(payload: Payload) -> Payload:
+def as_element(payload: Payload) -> Payload:
     """A stack seen as one element: the first axis is the batch's."""
     leaves = tuple(
         Leaf(leaf.dtype, (payload.count, *leaf.shape[1:]), leaf.weak, leaf.region, leaf.offset)

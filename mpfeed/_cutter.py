@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mpfeed._errors import SignatureError
-from mpfeed._layout import Layout, Leaf
+from mpfeed._collating import as_element
+from mpfeed._layout import row_of, unpack
 from mpfeed._messages import Parcel
 from mpfeed._runs import END, Broken, CollateUnit, End, Span
+from mpfeed._stack import Stack
+from mpfeed.transport.arena import Heap
 
 if TYPE_CHECKING:
     from mpfeed._map_run import MapRun
@@ -115,18 +115,15 @@ class Cutter:
 
 
 def _joined(rows: list[tuple[Parcel, int, int]]) -> Parcel:
-    """A batch of rows of several messages, in one copy."""
-    first = rows[0][0]
-    for parcel, _, _ in rows:
-        if parcel.layout.treespec != first.layout.treespec:
-            raise SignatureError("samples of one batch have different structures")
-    arrays = []
-    for k in range(len(first.arrays)):
-        merged = np.stack([parcel.arrays[k][row] for parcel, row, _ in rows])
-        merged.flags.writeable = False
-        arrays.append(merged)
-    leaves = tuple(
-        Leaf(array.dtype, array.shape, leaf.weak, -1, 0)
-        for array, leaf in zip(arrays, first.layout.leaves, strict=True)
-    )
-    return Parcel(Layout(first.layout.treespec, leaves), arrays, 1, False, 0)
+    """A batch of rows of several messages, in one copy, by the rules that a worker stacks samples by.
+
+    Raises:
+        SignatureError: they cannot be stacked.
+    """
+    batch = Stack(Heap(adopts=False), len(rows))
+    for parcel, row, _ in rows:
+        layout = parcel.layout
+        weak = tuple(leaf.weak for leaf in layout.leaves)
+        batch.add([row_of(array, row) for array in parcel.arrays], weak, layout.treespec)
+    payload = as_element(batch.finish())
+    return Parcel(payload.layout, unpack(payload, payload.regions), 1, False, 0)

@@ -16,20 +16,22 @@ from mpfeed._counters import Counters, label
 from mpfeed._crew import Crew
 from mpfeed._epochs import Epochs
 from mpfeed._errors import FeedClosed, MpfeedError, SignatureError
-from mpfeed._iterator import FeedIterator, Reading, copied, pumped
+from mpfeed._iterator import FeedIterator, Reading, copied, pumped, unbroken
 from mpfeed._leaves import Array
 from mpfeed._leaving import calls
 from mpfeed._messages import Parcel
+from mpfeed._opening import Opening
 from mpfeed._options import Options, backend_of, worker_count
 from mpfeed._plans import FeedPlan, MapPlan
 from mpfeed._position import Passage, Position
 from mpfeed._producer import Settings, Work
-from mpfeed._runs import BaseRun, Broken, End, Span
+from mpfeed._runs import BaseRun, End, Span
 from mpfeed._serialize import dumps, loads
 from mpfeed._spec import Signature
 from mpfeed._split import WHOLE, Part, parts
 from mpfeed._state import compare, fingerprint, fingerprint_in, state_of
 from mpfeed._stats import FeedStats
+from mpfeed._structure import Treespec
 from mpfeed._trace import Trace
 from mpfeed.backends.base import Plan
 
@@ -86,7 +88,7 @@ class Feed:
             self._current = reading = Reading(self, run, begin)
             if self.passages is not None:
                 self.passages.append(reading.passage)
-            return FeedIterator(reading)
+            return FeedIterator(self, reading)
 
     def _opened(self) -> Crew:
         if self._crew is None and not self._closed:
@@ -104,7 +106,7 @@ class Feed:
         asked = worker_count(o.workers, self._backend)
         self._plan.settle(asked)
         most = self._plan.limit_workers(asked)
-        workers = self._backend.fit(most)
+        workers = self._backend.fit(most, Opening(lambda: self._closed, o.timeout))
         # Where there is room for fewer, the others join when there is more: nothing is to be found out.
         adapts = o.workers == "auto" and self._backend.remote and workers == most
         if adapts:
@@ -175,11 +177,8 @@ class Feed:
 
     def _first_of(self, run: BaseRun) -> Parcel | End:
         try:
-            first: Parcel | End = run.crew.wait_for(lambda: _primed(run))
+            first: Parcel | End = unbroken(lambda: run.crew.wait_for(lambda: _primed(run)))
             return first
-        except Broken as broken:
-            self._epochs.discard(run.crew)
-            raise broken.error from broken.error.__cause__
         except BaseException:
             self._epochs.discard(run.crew)
             raise
@@ -441,8 +440,8 @@ class Feed:
 
     # ------------------------------------------------------------------------------- the iterator's side
 
-    def deliver(self, span: Span, number: int) -> list[Array]:
-        """A span's arrays, checked, cast and copied as need be."""
+    def deliver(self, span: Span, number: int) -> tuple[list[Array], Treespec]:
+        """(a span's arrays, checked, cast and copied as need be; the structure of its elements)."""
         parcel = span.parcel
         if self._signature is None:
             self._signature = Signature.of(parcel, free=True)
@@ -454,7 +453,9 @@ class Feed:
         elif arrays is not parcel.arrays:
             self.counters.copied_cast += 1
         self.counters.nbytes += parcel.nbytes * span.count // max(parcel.count, 1)
-        return arrays
+        # Equal structures may differ in the order of a dict's keys, and have the first element's.
+        structure = parcel.layout.treespec
+        return arrays, self._signature.treespec if structure == self._signature.treespec else structure
 
     def count_skipped(self, skipped: list[tuple[int, str]]) -> None:
         self.counters.skipped += len(skipped)

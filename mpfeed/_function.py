@@ -6,6 +6,7 @@ Threads of TensorFlow that wait for their results drive the crew in turn; none o
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,10 +17,12 @@ from mpfeed._call_run import AHEAD, CallRun
 from mpfeed._counters import Counters, label
 from mpfeed._cpus import usable_cpus
 from mpfeed._crew import Crew
-from mpfeed._errors import FeedClosed
+from mpfeed._errors import FeedClosed, MpfeedError
+from mpfeed._interrupts import Interrupted
 from mpfeed._leaves import leaves_of
 from mpfeed._leaving import calls
 from mpfeed._messages import Arguments
+from mpfeed._opening import Opening
 from mpfeed._options import BackendName, Options, backend_of, worker_count
 from mpfeed._producer import Settings, Work
 from mpfeed._source import CallSource, name_of, takes_rng
@@ -59,6 +62,7 @@ class NumpyFunction:
         self._lock = threading.Lock()
         self._run: CallRun | None = None
         self._closed = False
+        self._refused: tuple[float, type[MpfeedError], str] | None = None  # when there was no room for a worker
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self.workers = worker_count(options.workers, self._backend)
 
@@ -121,9 +125,13 @@ class NumpyFunction:
         return 0 if self._run is None else self._run.waiting
 
     def _opened(self) -> CallRun:
+        asked_s = time.monotonic()
         with self._lock:
+            if self._refused is not None and asked_s < self._refused[0]:  # calls that waited beside the refused one
+                _, kind, text = self._refused
+                raise kind(text)
             if self._run is None and not self._closed:
-                workers = self._backend.fit(self.workers)
+                workers = self._fit()
                 settings = Settings(workers, None, self._seed)
                 o = self._options
                 threads, fatal = o.threads_per_worker, o.max_restarts == 0
@@ -139,6 +147,16 @@ class NumpyFunction:
                     self._run.crew.close()
                 raise FeedClosed("the numpy_function was closed")
             return self._run
+
+    def _fit(self) -> int:
+        """How many workers there is room for."""
+        try:
+            return self._backend.fit(self.workers, Opening(lambda: self._closed, self._options.timeout))
+        except (FeedClosed, Interrupted):
+            raise
+        except MpfeedError as error:
+            self._refused = time.monotonic(), type(error), str(error)
+            raise
 
     def stats(self) -> FeedStats:
         """What the function has seen of itself so far: ``elements`` are calls."""

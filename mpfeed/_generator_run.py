@@ -151,10 +151,13 @@ class GeneratorRun(BaseRun):
         position = CONTINUE
         if shard.incarnation != incarnation:
             shard.incarnation, position = incarnation, shard.received
-        alone = shard.received < shard.careful_until or self.priming or not (self._gathers or self.crew.remote)
-        limit = 1 if alone else _NO_LIMIT
+        limit = 1 if self._alone(shard) else _NO_LIMIT
         count, traced = len(self._shards), self.crew.traced
         return MakeShard(number, self.number, self.epoch, shard.index, count, position, limit, traced)
+
+    def _alone(self, shard: ShardProgress) -> bool:
+        """Whether a message holds one element."""
+        return shard.received < shard.careful_until or self.priming or not (self._gathers or self.crew.remote)
 
     def receive(self, unit: Any, reply: Reply) -> None:
         if isinstance(unit, CollateUnit):
@@ -210,8 +213,12 @@ class GeneratorRun(BaseRun):
     def describe(self, unit: Any) -> str:
         if isinstance(unit, CollateUnit):
             return "a batch of left-over samples"
-        what = "element" if self._batch_size is None else "the batch that starts with sample"
-        return f"{what} {unit.shard.received} of shard {unit.shard.index} (epoch {self.epoch})"
+        shard = unit.shard
+        if self._batch_size is not None:
+            return f"the batch that starts with sample {shard.received} of shard {shard.index} (epoch {self.epoch})"
+        if self._alone(shard):
+            return f"element {shard.received} of shard {shard.index} (epoch {self.epoch})"
+        return f"elements of shard {shard.index} from {shard.received} on (epoch {self.epoch})"
 
     def retry(self, unit: Any) -> list[Any]:
         if not isinstance(unit, CollateUnit):

@@ -6,20 +6,22 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from mpfeed._errors import FeedClosed, MpfeedError
-from mpfeed._layout import heap
+from mpfeed._layout import heap, row_of
 from mpfeed._leaves import Array
 from mpfeed._position import Passage, Position
 from mpfeed._runs import END, BaseRun, Broken, End, Span
 from mpfeed._split import Part
-from mpfeed._structure import flatten
+from mpfeed._structure import Treespec, flatten
 
 if TYPE_CHECKING:
     from mpfeed._feed import Feed
+
+T = TypeVar("T")
 
 
 class FeedIterator(Iterator[Any]):
@@ -28,7 +30,8 @@ class FeedIterator(Iterator[Any]):
     Threads may share it: each element goes to one of them.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, feed: Feed, reading: Reading) -> None:
+        self._feed = feed  # for whoever made it on the way: for batch in mpfeed.from_map(...)
         self._reading = reading
         self._turns = threading.Lock()  # threads may share an iterator: each element goes to one of them
         # The feed keeps the reading, for its position, and not this object, whose end ends it.
@@ -78,12 +81,14 @@ class Reading:
     """How far one iteration has come, and the elements that it holds."""
 
     def __init__(self, feed: Feed, run: BaseRun, begin: Position) -> None:
-        self._feed = feed
+        # The feed keeps this: held in turn, a feed that was dropped would keep its workers until the next collection.
+        self._feed: Feed = weakref.proxy(feed)
         self.run = run
         self._discard = begin.discard
         self.passage = Passage(begin, begin.taken)
         self._span: Span | None = None
         self._arrays: list[Array] = []
+        self._treespec: Treespec | None = None  # of the span's elements
         self._row = 0
         self._ended = False
         self._left_s: float | None = None  # when the latest element was handed over
@@ -122,11 +127,12 @@ class Reading:
         span = self._span
         assert span is not None
         parcel = span.parcel
-        leaves = [_row(array, self._row) for array in self._arrays] if parcel.stacked else self._arrays
+        leaves = [row_of(array, self._row) for array in self._arrays] if parcel.stacked else self._arrays
         self._advance(span, 1)
         now = time.perf_counter()
         self._waited(start, now, 1)
-        return parcel.layout.treespec.unflatten(leaves)
+        assert self._treespec is not None
+        return self._treespec.unflatten(leaves)
 
     def next_chunk(self) -> tuple[list[Array], int]:
         """See ``FeedIterator.next_chunk``."""
@@ -164,12 +170,9 @@ class Reading:
         run = self.run
         take = run.next_rows if rows else run.next_span  # type: ignore[attr-defined]
         try:
-            span = run.crew.wait_for(lambda: END if run.closed else pumped(run, take, self._feed))
+            span = unbroken(lambda: run.crew.wait_for(lambda: END if run.closed else pumped(run, take, self._feed)))
             if not isinstance(span, End):
-                self._arrays = self._feed.deliver(span, self.passage.taken)
-        except Broken as broken:
-            self._stop()
-            raise broken.error from broken.error.__cause__
+                self._arrays, self._treespec = self._feed.deliver(span, self.passage.taken)
         except BaseException:
             self._stop()
             raise
@@ -272,6 +275,18 @@ class _Group:
         raise StopIteration
 
 
+def unbroken(wait: Callable[[], T]) -> T:
+    """What a wait gives; an error of the stream is raised as it is, in no cycle that would keep the feed."""
+    try:
+        return wait()
+    except Broken as broken:
+        error = broken.error
+    try:
+        raise error from error.__cause__
+    finally:
+        del error
+
+
 def pumped(run: BaseRun, take: Callable[[], Any], feed: Feed | None = None) -> Any:
     """Take what is there, and ask for what may be asked for then: what was taken makes room."""
     value = take()
@@ -283,11 +298,6 @@ def pumped(run: BaseRun, take: Callable[[], Any], feed: Feed | None = None) -> A
     if value is not None and not run.priming and feed is not None:
         feed.read_ahead(run)
     return value
-
-
-def _row(array: Array, row: int) -> Array:
-    # array[row] of a one-dimensional array is a scalar, or the object itself; elements are arrays.
-    return array[row] if array.ndim > 1 else array[row : row + 1].reshape(())
 
 
 def copied(array: Array) -> Array:

@@ -145,6 +145,11 @@ def pack(
     return Payload(Layout(treespec, leaves), names, texts, 1, False)
 
 
+def row_of(array: Array, row: int) -> Array:
+    """One row of a stack, as an array also where it has no dimension left."""
+    return array[row] if array.ndim > 1 else array[row : row + 1].reshape(())
+
+
 def bare(array: Array) -> bool:
     """Whether a leaf takes no bytes of a region."""
     return is_text(array) or array.nbytes == 0

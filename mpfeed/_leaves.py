@@ -49,7 +49,9 @@ def _to_array(value: Any, path: str) -> Array:
     try:
         return np.asarray(value)
     except Exception as error:
-        raise _refused(path, f"cannot become an array: {error}", "pad it, or yield its parts") from error
+        raise _refused(
+            path, f"cannot become an array ({type(error).__name__}: {error})", "pad it, or yield its parts"
+        ) from error
 
 
 def _check(array: Array, path: str) -> Array:

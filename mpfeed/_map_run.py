@@ -211,8 +211,14 @@ class MapRun(BaseRun):
         """What to send when reading failed: single samples that come before are not lost with the one that failed."""
         at = self._position_of(read, error)
         cause = error.__cause__ if isinstance(error, _UnreadableError) else error
-        assert isinstance(cause, Exception)
         index = self._items.index(at)
+        if at in read:  # it was read, and could not be made ready to travel
+            cause = TypeError(
+                f"an item cannot be sent to a worker: {type(error).__name__}: {error}. Give items that travel, such as "
+                "paths or indices, and open what they stand for in the function or in worker_init"
+            )
+            cause.__cause__ = error
+        assert isinstance(cause, Exception)
         failure = failure_of(cause, f"item {index} (reading items)", remote=False, index=index)
         self._failed = _ItemsUnit((at,), (), None, made=Made(error=error_of(failure)))
         before = {position: value for position, value in read.items() if position < at}

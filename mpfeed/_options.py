@@ -38,7 +38,8 @@ class FeedOptions(TypedDict, total=False):
         max_restarts: deaths of workers at one position that are made good.
         worker_init: called without arguments in each worker; see ``mpfeed.worker``.
         threads_per_worker: limit for BLAS, OpenMP and OpenCV in a worker.
-        max_tasks_per_worker: a worker is replaced after this many messages.
+        max_tasks_per_worker: a worker is replaced after this many messages. A from_generator shard is run again up to
+            where it was, so that what leaks in its own run leaks again: divide it into more ``shards``.
     """
 
     workers: int | Literal["auto"]

@@ -92,6 +92,8 @@ def _source_lines(filename: str) -> list[str]:
     return lines if sum(map(len, lines)) <= _SOURCE_LIMIT_BYTES else []
 
 
+# How deep an error looks for what cannot be pickled: an object that refers to itself has no bottom.
+_DEPTH = 4
 _PLAIN = (int, float, str, bytes, bool)
 
 
@@ -137,19 +139,40 @@ def _guilty(value: Any) -> str:
     """The variable of a source that cannot be pickled, as words."""
     for function in getattr(value, "functions", ()) or (getattr(value, "function", value),):
         inner = getattr(function, "__func__", function)
-        if getattr(function, "__self__", None) is not None and _fails(function.__self__):
-            for name, attribute in getattr(function.__self__, "__dict__", {}).items():
-                if _fails(attribute):
-                    return f"attribute {name!r} of its {type(function.__self__).__name__}"
+        holder = function if inner is function and not isinstance(function, FunctionType) else None
+        holder = getattr(function, "__self__", holder)
+        for name, attribute in getattr(holder, "__dict__", {}).items():
+            if _fails(attribute):
+                return f"attribute {name!r} of its {type(holder).__name__}{_inside(attribute)}"
         if isinstance(inner, FunctionType):
             cells = zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=False)
             for name, cell in cells:
                 if _fails(cell.cell_contents):
-                    return f"variable {name!r} of {name_of(inner)}"
+                    return f"variable {name!r} of {name_of(inner)}{_inside(cell.cell_contents)}"
             for name in inner.__code__.co_names:
                 if name in inner.__globals__ and _fails(inner.__globals__[name]):
-                    return f"global {name!r} used by {name_of(inner)}"
+                    return f"global {name!r} used by {name_of(inner)}{_inside(inner.__globals__[name])}"
     return ""
+
+
+def _inside(value: Any) -> str:
+    """Where in a value that which cannot be pickled lies, as words."""
+    path = ""
+    for _ in range(_DEPTH):
+        found = next(((step, part) for step, part in _parts_of(value) if _fails(part)), None)
+        if found is None:
+            break
+        step, value = found
+        path += step
+    return f" (there: {path})" if path else ""
+
+
+def _parts_of(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{i}]", part) for i, part in enumerate(value)]
+    return [(f".{name}", part) for name, part in getattr(value, "__dict__", {}).items()]
 
 
 # ------------------------------------------------------------------------------------------- exceptions
@@ -168,7 +191,12 @@ def failure_of(
 ) -> Failure:
     """An exception of the user's code, ready to travel; whatever it is, this does not raise."""
     if isinstance(error, (SignatureError, ArenaFull)):
-        return Failure(type(error).__name__, str(error), "", b"", type(error), where, shard, index)
+        cause = error.__cause__
+        pickled = _pickled(cause) if remote and cause is not None else b""
+        own = type(error)
+        return Failure(
+            own.__name__, str(error), "", pickled, own, where, shard, index, original=None if remote else cause
+        )
     try:
         text = str(error)
     except Exception as second:
@@ -221,7 +249,10 @@ def error_of(failure: Failure) -> MpfeedError:
     who = _who(failure)
     if failure.own is not None:
         by = "" if failure.worker is None else f" in worker {failure.worker}"
-        return failure.own(f"{failure.where}{by}: {failure.text}")
+        refusal = failure.own(f"{failure.where}{by}: {failure.text}")
+        if failure.pickled or failure.original is not None:
+            refusal.__cause__ = _revived(failure)
+        return refusal
     message = f"{failure.kind}: {failure.text}\n  while making {failure.where} in {who}\n{_indent(failure.traceback)}"
     error = WorkerError(message.rstrip(), worker=failure.worker, shard=failure.shard, index=failure.index)
     error.__cause__ = _revived(failure)

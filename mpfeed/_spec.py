@@ -49,6 +49,10 @@ def _tf_text(spec: LeafSpec) -> str:
     return f"tf.TensorSpec(shape={spec.shape}, dtype=tf.{name})"
 
 
+def _in_tensorflow(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind not in "mM" and dtype.char not in "gG"  # dates, and what is longer than a double
+
+
 _Which = tuple[int, int | None]  # number of an element, and the worker that made it
 
 
@@ -161,10 +165,13 @@ class Signature:
         accepting = self.treespec.unflatten([_Text(_tf_text(spec)) for spec in specs])
         source = "output_signature says" if self.declared else "the first element had"
         number, worker = which
+        leaf = paths(self.treespec)[i]
+        said = f"element {number}: leaf {leaf} has {got} where {source} {want}{_by(worker)}. Nothing is cast silently: "
+        if not all(_in_tensorflow(spec.dtype) for spec in specs):
+            return SignatureError(f"{said}change the source")
         taker = "output_signature=" if self.declared else "dataset(output_signature="
         return SignatureError(
-            f"element {number}: leaf {paths(self.treespec)[i]} has {got} where {source} {want}{_by(worker)}. Nothing "
-            f"is cast silently: change the source, or accept it with {taker}{accepting!r}{'' if self.declared else ')'}"
+            f"{said}change the source, or accept it with {taker}{accepting!r}{'' if self.declared else ')'}"
         )
 
     def _refuse_structure(self, parcel: Parcel, number: int) -> None:

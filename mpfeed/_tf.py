@@ -64,11 +64,17 @@ def dataset(feed: Feed, *, output_signature: Any, prefetch: int | None, chunk: i
     else:
         made = tf.data.Dataset.from_generator(_generator(reference, _element, polite), output_signature=specs)
     made = _with_length(feed.certain_length(), made)
-    if prefetch:
-        made = made.prefetch(prefetch)
+    made = made.prefetch(prefetch) if prefetch else made.with_options(_as_it_is())
     # Derived datasets and iterators keep this object, TensorFlow's registry of generators does not.
     made._mpfeed_feed = feed
     return made
+
+
+def _as_it_is() -> tf.data.Options:
+    """tf.data puts a prefetch of its own behind a dataset without one, which takes 2 to 6 elements ahead."""
+    chosen = tf.data.Options()
+    chosen.experimental_optimization.inject_prefetch = False
+    return chosen
 
 
 def _with_length(length: int | None, made: tf.data.Dataset) -> tf.data.Dataset:
@@ -113,11 +119,12 @@ def _generator(reference: weakref.ref[Feed], take: Callable[[FeedIterator], Any]
     """
 
     def generator() -> Iterator[Any]:
-        iterator = iter(_live(reference))
+        iterator: FeedIterator | None = None
         try:
             while True:
                 try:
                     with calls, tf.profiler.experimental.Trace("mpfeed wait"):
+                        iterator = iterator or iter(_live(reference))
                         element = take(iterator)
                 except StopIteration:
                     return
@@ -131,7 +138,8 @@ def _generator(reference: weakref.ref[Feed], take: Callable[[FeedIterator], Any]
                 if polite:
                     _let_pass(time.perf_counter() - left_s)
         finally:
-            iterator.close()
+            if iterator is not None:
+                iterator.close()
 
     return generator
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import random
 import re
 import threading
+import weakref
 from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +23,8 @@ from streams import Gate, Tally, copied, digest, drain, eventually, in_turn, lea
 from toy_backend import Turns, TurnsEngine
 
 import mpfeed
-from mpfeed import Shard, _iterator
+from mpfeed import Shard
+from mpfeed._layout import row_of
 from mpfeed._options import BackendName
 from mpfeed.backends.base import Engine, Plan
 
@@ -221,6 +225,34 @@ def test_skipping_is_as_if_the_bad_items_had_never_been_there(backend: str, cust
 Box = namedtuple("Box", "low high")
 
 
+def test_batches_cut_anew_hold_text_and_numbers_as_a_worker_would_have_stacked_them(backend: str, keep: Keep) -> None:
+    def sample(i: int) -> Any:
+        if i == 3:
+            raise ValueError(i)
+        number = np.int32(i) if i < 2 else i  # of the first's dtype, where it fits
+        return {"text": "é" * i, "bytes": b"ab\0" * (i % 3), "number": number, "words": np.array([f"{i}", "x"])}
+
+    def stream(items: Any, **options: Any) -> list[Any]:
+        return read(keep(mpfeed.from_map(sample, items, batch_size=4, **on(backend, **options))))
+
+    skipped = stream(range(10), on_error="skip")
+    assert digest(skipped) == digest(stream([i for i in range(10) if i != 3]))
+    assert skipped[0]["text"].dtype == object
+    assert skipped[0]["bytes"].tolist() == [b"", b"ab\0", b"ab\0ab\0", b"ab\0"]
+    assert skipped[0]["number"].dtype == np.int32
+
+
+def test_samples_that_cannot_be_cut_into_one_batch_are_refused_as_a_worker_refuses_them(keep: Keep) -> None:
+    def sample(i: int) -> Any:
+        if i == 1:
+            raise ValueError(i)
+        return np.zeros(3 + i // 2)
+
+    feed = keep(mpfeed.from_map(sample, range(4), batch_size=2, on_error="skip", **on("process")))
+    with pytest.raises(mpfeed.SignatureError, match=r"sample 1 of a batch cannot be stacked: leaf .* has shape \(4,\)"):
+        read(feed)
+
+
 def kitchen_sink(i: int) -> Any:
     """One leaf of each kind that an element may hold."""
     grid = np.arange(24, dtype=np.float32).reshape(4, 6) + i
@@ -262,6 +294,16 @@ def test_any_element_arrives_bit_for_bit_and_read_only(backend: str, keep: Keep)
         assert [leaf.item() for leaf in element["python"]] == list(want["python"])
         assert type(element["nested"][1]) is list
         assert element["nested"][1][1]["x"].dtype == np.float16
+
+
+def test_keys_of_a_dict_come_in_the_order_of_the_first_element(backend: str, keep: Keep) -> None:
+    def sample(i: int) -> Any:
+        return {"y": i, "x": -i} if i % 2 == 0 else {"x": -i, "y": i}
+
+    for make in (mpfeed.from_map(sample, range(20), **on(backend)), mpfeed.from_generator(
+        lambda shard: map(sample, shard.of(range(20))), shards=2, **on(backend)
+    )):  # fmt: skip
+        assert [list(element.items()) for element in keep(make)] == [[("y", i), ("x", -i)] for i in range(20)]
 
 
 def test_a_namedtuple_of_the_callers_own_keeps_its_fields(backend: str, keep: Keep) -> None:
@@ -498,6 +540,28 @@ def test_a_break_closes_the_generators_in_the_workers_and_keeps_the_position(
     assert eventually(lambda: len(tally.lines()) == 2)
 
 
+@pytest.mark.parametrize("how", ["read", "left", "failed"])
+def test_a_feed_that_nobody_holds_ends_at_once_without_the_garbage_collector(backend: str, how: str) -> None:
+    def sample(i: int) -> int:
+        if i == 5 and how == "failed":
+            raise ValueError(i)
+        return i
+
+    feed = mpfeed.from_map(sample, range(8), **on(backend))
+    held = weakref.ref(feed)
+    gc.disable()
+    try:
+        with contextlib.suppress(mpfeed.WorkerError):
+            for element in feed:
+                if element == 3 and how == "left":
+                    break
+        with pytest.warns(ResourceWarning, match="was forgotten"):
+            del feed
+        assert held() is None
+    finally:
+        gc.enable()
+
+
 def test_workers_outlive_an_epoch_and_a_break(remote: str, keep: Keep) -> None:
     def pid(i: int) -> int:
         return __import__("os").getpid()  # type: ignore[no-any-return]
@@ -526,7 +590,7 @@ def test_a_feed_closed_while_it_makes_room_for_its_workers_has_none(
 ) -> None:
     feed = keep(mapped(**on("process")))
 
-    def fit(backend: mpfeed.Process, workers: int) -> int:
+    def fit(backend: mpfeed.Process, workers: int, opening: Any) -> int:
         feed.close()  # as by another thread, which finds no workers to stop
         return workers
 
@@ -540,13 +604,11 @@ def test_a_feed_closed_while_it_makes_room_for_its_workers_has_none(
 def test_threads_that_share_an_iterator_get_each_element_once(
     backend: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row_of = _iterator._row
-
     def yielding(array: Any, row: int) -> Any:
         os.sched_yield()
         return row_of(array, row)
 
-    monkeypatch.setattr(_iterator, "_row", yielding)
+    monkeypatch.setattr("mpfeed._iterator.row_of", yielding)
     feed = keep(mpfeed.from_map(np.int64, range(400), **on(backend)))
     shared, got, start = iter(feed), list[list[int]](), threading.Barrier(4)
 

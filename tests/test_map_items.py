@@ -134,7 +134,7 @@ def test_an_item_that_cannot_be_read_is_named_after_those_before_it(
 
 def test_an_item_that_cannot_travel_is_named(keep: Keep) -> None:
     feed = keep(mpfeed.from_map(lambda item: 1, [0, 1, Locked(), 3], backend="process", workers=1))
-    with pytest.raises(mpfeed.WorkerError, match=r"stays here\n  while making item 2"):
+    with pytest.raises(mpfeed.WorkerError, match=r"stays here\. Give items that travel.*\n  while making item 2"):
         list(feed)
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -384,3 +385,33 @@ def test_its_options_give_each_call_in_a_workers_hand_and_the_next_a_thread(gate
     held.open()
     reader.join()
     assert got == list(range(40))
+
+
+def test_calls_that_wait_beside_one_that_finds_no_room_are_refused_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, refuse = [], threading.Event()
+
+    def fit(*_: Any) -> int:
+        asked.append(1)
+        refuse.wait(60)
+        raise mpfeed.MpfeedError("no room")
+
+    monkeypatch.setattr(mpfeed.Process, "fit", fit)
+    function = mpfeed.numpy_function(lambda x: x, tf.TensorSpec((), tf.int64))
+    with ThreadPoolExecutor(4) as threads:
+        waiting = threading.Barrier(5)
+
+        def call(i: int) -> Any:
+            waiting.wait(60)
+            return function.call((np.int64(i),))
+
+        answers = [threads.submit(call, i) for i in range(4)]
+        waiting.wait(60)
+        assert eventually(lambda: asked)
+        eventually(lambda: False, 0.2)  # the others come to wait for the first
+        refuse.set()
+        errors = [answer.exception(60) for answer in answers]
+    assert [type(error) for error in errors] == [mpfeed.MpfeedError] * 4
+    assert len(asked) == 1
+    with pytest.raises(mpfeed.MpfeedError, match="no room"):  # a later call asks anew
+        function.call((np.int64(4),))
+    assert len(asked) == 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -225,3 +228,34 @@ def test_a_memory_limit_bounds_the_workers_and_never_stops_the_stream(held: bool
         assert not held or feed.stats().copies > 0
         del element
         kept.clear()
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.inner = {"lock": [threading.Lock()]}
+
+    def __call__(self, item: int) -> int:
+        return item
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_what_cannot_travel_is_named_down_to_where_it_lies(bound: bool) -> None:
+    source = _Reader().__call__ if bound else _Reader()
+    found = re.escape("attribute 'inner' of its _Reader (there: ['lock'][0])")
+    with pytest.raises(TypeError, match=found):
+        mpfeed.from_map(source, range(3), backend="process")
+
+
+def test_process_is_refused_where_it_is_asked_for_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(mpfeed.MpfeedError, match='not supported on Windows: use backend="inprocess"'):
+        mpfeed.from_map(abs, range(3), backend="process")
+    with mpfeed.from_map(abs, range(3), backend="inprocess") as feed:
+        assert [int(number) for number in feed] == [0, 1, 2]
+
+
+def test_without_memfd_batches_travel_in_a_file_and_a_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    feed = mpfeed.from_map(np.arange, range(1, 4), workers=1, backend="process")
+    with feed, pytest.warns(RuntimeWarning, match="unlinked temporary file"):
+        assert [array.tolist() for array in feed] == [[0], [0, 1], [0, 1, 2]]

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +20,8 @@ from streams import Gate, Tally, eventually, numbers, reader_of
 
 import mpfeed
 from mpfeed import Feed, Ray, _shared
+from mpfeed._interrupts import Interrupted
+from mpfeed._opening import Opening
 from mpfeed._serialize import dumps
 from mpfeed.backends import ray_engine, ray_hub, ray_session
 
@@ -48,6 +54,48 @@ def test_too_few_resources_are_named_with_what_was_asked_and_what_is_free(backen
         next(iter(feed))
     assert "each asks for" in str(caught.value)
     assert "free are" in str(caught.value)
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("how", ["timeout", "close"])
+def test_waiting_for_room_ends_with_the_time_and_with_the_feed(
+    how: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_session, "NO_ROOM_S", 600.0)
+    timeout = 0.2 if how == "timeout" else None
+    feed = keep(mpfeed.from_generator(counted, workers=2, backend=Ray(num_cpus=512), timeout=timeout))
+    if how == "timeout":
+        with pytest.raises(
+            mpfeed.FeedTimeout, match=r"within timeout=0\.2 s: the Ray cluster has no room for a worker"
+        ):
+            next(iter(feed))
+        return
+    looked = threading.Event()
+
+    def none_free(*_: Any) -> dict[str, Any]:
+        looked.set()
+        return {}
+
+    def close() -> None:
+        looked.wait(60)
+        feed.close()
+
+    monkeypatch.setattr(ray_session, "_free_by_node", none_free)
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(mpfeed.FeedClosed, match="closed while its workers were to be started"):
+        next(iter(feed))
+    closer.join()
+
+
+def test_a_wait_for_room_ends_with_ctrl_c_that_the_main_thread_cannot_raise() -> None:
+    opening = Opening(lambda: False, None)
+    opening.interrupt(opening.begun_s[0] - 1.0, unheard=False)  # of a wait before
+    opening.pause(0.0, str)
+    opening.interrupt(opening.begun_s[0], unheard=True)
+    with pytest.raises(Interrupted) as caught:
+        opening.pause(60.0, str)
+    assert caught.value.unheard
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -177,7 +225,7 @@ def test_parts_of_a_shared_split_are_disjoint_and_each_iteration_is_the_next_epo
     remainder: Any, parts: list[list[int]], keep: Keep
 ) -> None:
     feed = keep(mpfeed.from_generator(counted, shards=2, workers=2, backend=Ray(num_cpus=0)))
-    one, other = feed.split(2, shared=True, remainder=remainder, window=32)
+    one, other = map(keep, feed.split(2, shared=True, remainder=remainder, window=32))
     for _ in range(2):
         assert [numbers(one), numbers(other)] == parts
     left = iter(one)
@@ -192,7 +240,7 @@ def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
 ) -> None:
     monkeypatch.setattr(_shared, "TELL_S", 0.3)
     feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
-    fast, slow = feed.split(2, shared=True, window=3)
+    fast, slow = map(keep, feed.split(2, shared=True, window=3))
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.extend(fast), daemon=True)
     reader.start()
@@ -206,7 +254,7 @@ def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
 @pytest.mark.parametrize("on_lost", ["raise", "continue"])
 def test_a_lost_part_ends_the_others_or_lets_them_go_on(on_lost: Any, local_ray: Any, keep: Keep) -> None:
     feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
-    one, other = feed.split(2, shared=True, window=2, on_lost=on_lost)
+    one, other = map(keep, feed.split(2, shared=True, window=2, on_lost=on_lost))
     reader = reader_of(other, local_ray)
     batches = iter(one)
     assert next(batches) == 0
@@ -265,7 +313,7 @@ def test_a_newer_iterator_of_a_shared_part_reads_the_next_epoch_and_ends_the_one
         return ((shard.epoch, number) for number in range(8))
 
     feed = keep(mpfeed.from_generator(marked, workers=1, backend=Ray(num_cpus=0)))
-    part, _ = feed.split(2, shared=True, window=32)
+    part, _ = map(keep, feed.split(2, shared=True, window=32))
     before, now = iter(part), iter(part)
     assert _pairs(before, 1) == [(0, 0)]
     first = _pairs(now, 1)
@@ -289,6 +337,24 @@ def test_a_part_of_a_closed_feed_says_so_each_time_and_keeps_no_connection(local
         with pytest.raises(mpfeed.FeedClosed, match="the feed of this part was closed"):
             numbers(part)
     assert ray_session._users == users
+
+
+def test_of_a_ray_that_mpfeed_started_no_folder_stays() -> None:
+    program = (
+        "import mpfeed\n"
+        "for _ in range(2):\n"
+        "    with mpfeed.from_map(lambda i: i, range(3), workers=1, backend='ray') as feed:\n"
+        "        print(sum(int(n) for n in feed))\n"
+        "feed = mpfeed.from_map(lambda i: i, range(3), workers=1, backend='ray')\n"
+        "print(sum(int(n) for n in feed))\n"  # ends with the program
+    )
+    with tempfile.TemporaryDirectory(prefix="r") as folder:  # Ray's sockets lie there, whose paths must be short
+        environment = {**os.environ, "RAY_TMPDIR": folder}
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environment, check=True
+        )
+        assert done.stdout == "3\n3\n3\n"
+        assert [path for path in Path(folder).rglob("*") if path.name.startswith("session_")] == []
 
 
 def test_a_shared_split_needs_ray(keep: Keep) -> None:

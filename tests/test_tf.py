@@ -409,3 +409,16 @@ def test_a_dataset_made_inside_a_traced_function_runs_the_code_as_it_is_written(
         assert ints(interleaved) == [0, 1, 2, 0, 1, 2]
     assert "signature" in seen
     assert "tf__signature" not in seen  # AutoGraph's name for what it rewrote
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_without_prefetch_tensorflow_takes_one_element_ahead(
+    backend: BackendName, chunk: int | None, keep: Keep
+) -> None:
+    feed = keep(mpfeed.from_map(np.int64, range(40), batch_size=2, backend=backend, workers=1))
+    data = feed.dataset(prefetch=0, chunk=chunk)
+    assert data.options().experimental_optimization.inject_prefetch is False
+    elements = iter(data)
+    for _ in range(5):
+        next(elements)
+    assert not eventually(lambda: feed.state_dict()["taken"] > 6, 0.3)

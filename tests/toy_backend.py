@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpfeed._messages import Arrived, Drop, Event, Joined, Request, StartFailed
+from mpfeed._opening import Opening
 from mpfeed._producer import Producer, Work
 from mpfeed._serialize import failure_of
 from mpfeed.backends.base import Engine, Plan, deliver
@@ -32,7 +33,7 @@ class Turns:
     def most_workers(self, workers: int) -> int:
         return workers  # more would not be faster
 
-    def fit(self, workers: int) -> int:
+    def fit(self, workers: int, opening: Opening) -> int:
         return workers  # there is room for any number
 
     def prepare(self, work: Work) -> Work:

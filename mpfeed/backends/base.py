@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from mpfeed._layout import Bytes, Payload, unpack
 from mpfeed._messages import Drop, Event, Parcel, Reply, Request
+from mpfeed._opening import Opening
 from mpfeed._producer import Settings, Work
 
 GRACE_S = 1.0
@@ -98,10 +99,10 @@ class Backend(Protocol):
     def most_workers(self, workers: int) -> int:
         """How many there may be of a feed with ``workers="auto"`` that begins with so many."""
 
-    def fit(self, workers: int) -> int:
+    def fit(self, workers: int, opening: Opening) -> int:
         """How many of so many workers can run now, at least 1; a warning where they are fewer.
 
-        MpfeedError, after a while, where there is room for none.
+        MpfeedError, after a while, where there is room for none. It waits with ``opening.pause``.
         """
 
     def prepare(self, work: Work) -> Any:

@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from mpfeed._messages import Arrived, Drop, Event, Joined, Request, StartFailed
+from mpfeed._opening import Opening
 from mpfeed._producer import Producer, Work
 from mpfeed._serialize import failure_of
 from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
@@ -40,7 +41,7 @@ class InProcess:
     def most_workers(self, workers: int) -> int:
         return workers
 
-    def fit(self, workers: int) -> int:
+    def fit(self, workers: int, opening: Opening) -> int:
         return workers
 
     def prepare(self, work: Work) -> Work:

@@ -9,6 +9,7 @@ import pickle
 import select
 import sys
 import time
+import warnings
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from mpfeed._cpus import most_local_workers, usable_cpus
 from mpfeed._errors import MpfeedError
 from mpfeed._messages import Arrived, Calls, Died, Drop, Event, Failure, Joined, Reply, Request, StartFailed
+from mpfeed._opening import Opening
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads
 from mpfeed.backends import spawn
@@ -39,12 +41,15 @@ class Process:
 
     Raises:
         ValueError: another transport, or a limit below 1.
+        MpfeedError: on Windows.
     """
 
     transport: Literal["shared_memory", "queue"] = "shared_memory"
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
+        if sys.platform == "win32":
+            raise MpfeedError('backend="process" is not supported on Windows: use backend="inprocess" or "ray", or WSL')
         if self.transport not in ("shared_memory", "queue"):
             raise ValueError(f'transport={self.transport!r}: choose "shared_memory" or "queue"')
         limit: Any = self.memory_limit
@@ -69,7 +74,7 @@ class Process:
         # A limit of memory is shared out among the workers when they start.
         return workers if self.memory_limit is not None else most_local_workers()
 
-    def fit(self, workers: int) -> int:
+    def fit(self, workers: int, opening: Opening) -> int:
         return workers
 
     def prepare(self, work: Work) -> bytes:
@@ -79,8 +84,13 @@ class Process:
         return freeze(value)
 
     def open(self, plan: Plan) -> Engine:
-        if sys.platform == "win32":
-            raise MpfeedError('backend="process" is not supported on Windows: use backend="inprocess" or "ray", or WSL')
+        if self.transport == "shared_memory" and not hasattr(os, "memfd_create"):
+            warnings.warn(
+                "this platform has no memfd_create, so batches travel in an unlinked temporary file, which may be "
+                'written to a disk: let TMPDIR name a folder in memory, or use Process(transport="queue")',
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return _Engine(plan, self)
 
 

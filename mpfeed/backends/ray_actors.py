@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpfeed._cpus import most_local_workers, usable_cpus
+from mpfeed._opening import Opening
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze
 from mpfeed.backends.base import Engine, Plan
@@ -67,10 +68,10 @@ class Ray:
         finally:
             release(session)
 
-    def fit(self, workers: int) -> int:
+    def fit(self, workers: int, opening: Opening) -> int:
         session = connect(self)
         try:
-            return fitting(session.ray, self, workers) if session.reserves else workers
+            return fitting(session.ray, self, workers, opening) if session.reserves else workers
         finally:
             release(session)
 

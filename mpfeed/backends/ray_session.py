@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import shutil
 import socket
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpfeed._cpus import usable_cpus
 from mpfeed._errors import MpfeedError
+from mpfeed._opening import Opening
 from mpfeed.backends.ray_worker import Actor
 
 if TYPE_CHECKING:
@@ -94,7 +99,7 @@ def release(session: Session) -> None:
             _users = max(0, _users - 1)
 
 
-def fitting(ray: Any, backend: Ray, workers: int) -> int:
+def fitting(ray: Any, backend: Ray, workers: int, opening: Opening) -> int:
     """How many actors a cluster has room for; actors that were just killed give their room back within seconds.
 
     Where actors go into a placement group, it is the group that has waited for room: all.
@@ -103,11 +108,14 @@ def fitting(ray: Any, backend: Ray, workers: int) -> int:
     if not asked or hasattr(backend.scheduling_strategy, "placement_group"):
         return workers
     start, fits = time.monotonic(), 0
+    gc.collect()  # a feed that was dropped in a cycle of the user's holds its room until then
     while time.monotonic() - start < (NO_ROOM_S if not fits else _ROOM_S):
         fits = sum(_places(free, asked) for free in _free_by_node(ray, backend).values())
         if fits >= workers:
             return workers
-        time.sleep(0.1)
+        if fits and opening.overdue:
+            break
+        opening.pause(0.1, lambda: _shortage(ray, backend))
     if not fits:
         raise MpfeedError(_shortage(ray, backend))
     warnings.warn(
@@ -277,7 +285,28 @@ def disconnect(session: Session) -> None:
         if _users == 0:
             _session = None
             if session.started and session.ray.is_initialized():
+                folder = _own_folder(session)
                 session.ray.shutdown()
+                _remove(folder)
+
+
+def _own_folder(session: Session) -> Path | None:
+    """Where the Ray that this library started keeps its logs and sockets; None for one that it only connected to."""
+    try:
+        node = session.ray._private.worker._global_node
+        return Path(node.get_session_dir_path()) if node.head else None
+    except AttributeError:  # another Ray
+        return None
+
+
+def _remove(folder: Path | None) -> None:
+    if folder is None:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    latest = folder.parent / "session_latest"
+    with contextlib.suppress(OSError):  # another program's by now
+        if latest.is_symlink() and Path(os.readlink(latest)).name == folder.name:
+            latest.unlink()
 
 
 def _store_bytes(ray: Any) -> int:
