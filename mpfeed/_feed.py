@@ -72,6 +72,7 @@ class Feed:
         # What a checkpoint follows: the iterations since it began to look on.
         self.passages: list[Passage] | None = None
         self._parts: list[weakref.ref[Feed]] = []
+        self._owned = False  # another feed, of which this is a part, closes it
         self._shared: list[SharedProducers] = []
         self._logged_skip = False
 
@@ -93,7 +94,7 @@ class Feed:
     def _opened(self) -> Crew:
         if self._crew is None and not self._closed:
             self._crew = self._new_crew()
-            self._finalizer = weakref.finalize(self, _close_forgotten, self._crew, repr(self))
+            self._finalizer = weakref.finalize(self, _close_forgotten, self._crew, None if self._owned else repr(self))
             calls.end_with(self, self._finalizer)
         if self._closed or self._crew is None:
             if self._crew is not None:  # closed meanwhile, perhaps by a thread that saw no crew
@@ -349,8 +350,13 @@ class Feed:
             return self._share(len(chosen), remainder, window, on_lost)
         self._plan.settle(worker_count(self._options.workers, self._backend))
         feeds = [self._part(part) for part in chosen]
-        self._parts += [weakref.ref(feed) for feed in feeds]
+        self._own(feeds)
         return feeds
+
+    def _own(self, feeds: list[Feed]) -> None:
+        for feed in feeds:
+            feed._owned = True
+            self._parts.append(weakref.ref(feed))
 
     def _share(self, n: int, remainder: str, window: int, on_lost: Any) -> list[Feed]:
         from mpfeed import _shared
@@ -358,7 +364,7 @@ class Feed:
         sharing = _shared.sharing(n, remainder, window, on_lost, self._options.timeout)
         producers, feeds = _shared.share(self, self._options, sharing)
         self._shared.append(producers)
-        self._parts += [weakref.ref(feed) for feed in feeds]
+        self._own(feeds)
         return feeds
 
     def _part(self, part: Part) -> Feed:
@@ -472,8 +478,8 @@ def _primed(run: BaseRun) -> Any:
     return first
 
 
-def _close_forgotten(crew: Crew, name: str) -> None:
-    if crew.started and not crew.closed:
+def _close_forgotten(crew: Crew, name: str | None) -> None:
+    if name is not None and crew.started and not crew.closed:
         warnings.warn(f"{name} was forgotten: use `with feed:` or feed.close()", ResourceWarning, stacklevel=2)
     crew.close()
 

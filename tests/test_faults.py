@@ -22,6 +22,7 @@ from streams import Gate, Tally, drain, eventually, numbers
 import mpfeed
 from mpfeed import Shard
 from mpfeed._options import BackendName
+from mpfeed.backends import spawn
 from mpfeed.backends import worker_process
 
 Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
@@ -820,3 +821,11 @@ def test_however_a_feed_ends_nothing_is_left(how: str) -> None:  # the leak guar
     finally:
         feed.close()
         feed.close()
+
+
+def test_a_worker_that_is_killed_at_the_end_is_reaped() -> None:
+    child = spawn.Child.__new__(spawn.Child)
+    child._process = subprocess.Popen(["sleep", "60"], process_group=0)
+    child.pid, child._pidfd = child._process.pid, -1
+    spawn.end_all([child], 0)
+    assert child.reap(0) == -signal.SIGKILL

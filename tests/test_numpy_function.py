@@ -332,7 +332,7 @@ def test_a_closed_function_says_so_inside_a_dataset_too() -> None:
 def test_a_function_closed_while_it_makes_room_for_its_workers_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     function = mpfeed.numpy_function(lambda x: x, INT, backend="process", workers=1)
 
-    def fit(backend: mpfeed.Process, workers: int) -> int:
+    def fit(backend: mpfeed.Process, workers: int, opening: Any) -> int:
         function.close()  # as by another thread, which finds no workers to stop
         return workers
 

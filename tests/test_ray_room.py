@@ -225,7 +225,7 @@ def test_parts_of_a_shared_split_are_disjoint_and_each_iteration_is_the_next_epo
     remainder: Any, parts: list[list[int]], keep: Keep
 ) -> None:
     feed = keep(mpfeed.from_generator(counted, shards=2, workers=2, backend=Ray(num_cpus=0)))
-    one, other = map(keep, feed.split(2, shared=True, remainder=remainder, window=32))
+    one, other = feed.split(2, shared=True, remainder=remainder, window=32)
     for _ in range(2):
         assert [numbers(one), numbers(other)] == parts
     left = iter(one)
@@ -240,7 +240,7 @@ def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
 ) -> None:
     monkeypatch.setattr(_shared, "TELL_S", 0.3)
     feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
-    fast, slow = map(keep, feed.split(2, shared=True, window=3))
+    fast, slow = feed.split(2, shared=True, window=3)
     got: list[Any] = []
     reader = threading.Thread(target=lambda: got.extend(fast), daemon=True)
     reader.start()
@@ -254,7 +254,7 @@ def test_a_part_waits_for_the_slowest_at_the_end_of_the_window_and_says_so(
 @pytest.mark.parametrize("on_lost", ["raise", "continue"])
 def test_a_lost_part_ends_the_others_or_lets_them_go_on(on_lost: Any, local_ray: Any, keep: Keep) -> None:
     feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray(num_cpus=0)))
-    one, other = map(keep, feed.split(2, shared=True, window=2, on_lost=on_lost))
+    one, other = feed.split(2, shared=True, window=2, on_lost=on_lost)
     reader = reader_of(other, local_ray)
     batches = iter(one)
     assert next(batches) == 0
@@ -313,7 +313,7 @@ def test_a_newer_iterator_of_a_shared_part_reads_the_next_epoch_and_ends_the_one
         return ((shard.epoch, number) for number in range(8))
 
     feed = keep(mpfeed.from_generator(marked, workers=1, backend=Ray(num_cpus=0)))
-    part, _ = map(keep, feed.split(2, shared=True, window=32))
+    part, _ = feed.split(2, shared=True, window=32)
     before, now = iter(part), iter(part)
     assert _pairs(before, 1) == [(0, 0)]
     first = _pairs(now, 1)

@@ -107,14 +107,16 @@ def fitting(ray: Any, backend: Ray, workers: int, opening: Opening) -> int:
     asked = _asked(backend)
     if not asked or hasattr(backend.scheduling_strategy, "placement_group"):
         return workers
-    start, fits = time.monotonic(), 0
-    gc.collect()  # a feed that was dropped in a cycle of the user's holds its room until then
+    start, fits, collected = time.monotonic(), 0, False
     while time.monotonic() - start < (NO_ROOM_S if not fits else _ROOM_S):
         fits = sum(_places(free, asked) for free in _free_by_node(ray, backend).values())
         if fits >= workers:
             return workers
         if fits and opening.overdue:
             break
+        if not collected:  # a feed that was dropped in a cycle of the user's holds its room until then
+            collected = True
+            gc.collect()
         opening.pause(0.1, lambda: _shortage(ray, backend))
     if not fits:
         raise MpfeedError(_shortage(ray, backend))

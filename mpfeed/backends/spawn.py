@@ -20,6 +20,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+# A process that was killed is there until the kernel has taken it down, which on a loaded machine takes its time.
+_KILLED_S = 5.0
+
 # The caller's sys.path must hold before mpfeed itself is imported.
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
@@ -127,9 +130,10 @@ def end_all(children: list[Child], grace_s: float) -> None:
     for child in children:
         if child.reap(max(0.0, deadline - time.monotonic())) is None:
             child.kill()
+    deadline = time.monotonic() + _KILLED_S
     for child in children:
         child.kill()
-        child.reap(grace_s)
+        child.reap(max(0.0, deadline - time.monotonic()))
         child.close()
 
 
