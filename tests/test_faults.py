@@ -22,8 +22,7 @@ from streams import Gate, Tally, drain, eventually, numbers
 import mpfeed
 from mpfeed import Shard
 from mpfeed._options import BackendName
-from mpfeed.backends import spawn
-from mpfeed.backends import worker_process
+from mpfeed.backends import spawn, worker_process
 
 Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
 
