@@ -22,7 +22,7 @@ _AHEAD = 3  # calls of one actor: buffer + 1
 
 
 def source(shard: Any, sleep_s: float, spin_steps: int, nbytes: int) -> Iterator[Any]:
-    """Endless batches: so much waiting, so much Python, so many bytes."""
+    """Endless elements: so much waiting, so much Python, so many bytes."""
     for number in itertools.count(shard.index, shard.count):
         if sleep_s:
             time.sleep(sleep_s)
@@ -32,7 +32,10 @@ def source(shard: Any, sleep_s: float, spin_steps: int, nbytes: int) -> Iterator
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
     """Batches as fast as they come, for ``seconds`` after the first ``warm_up`` of them."""
-    make = functools.partial(source, sleep_s=row["sleep_s"], spin_steps=row["spin_steps"], nbytes=row["nbytes"])
+    samples = row["samples"] or 1
+    make = functools.partial(
+        source, sleep_s=row["sleep_s"], spin_steps=row["spin_steps"] // samples, nbytes=row["nbytes"] // samples
+    )
     with ExitStack() as stack:
         batches = _bare_ray(row, make) if row["backend"] == "bare ray" else _fed(row, make, stack)
         begun_s = time.perf_counter()
@@ -51,7 +54,8 @@ def _fed(row: dict[str, Any], make: Callable[[Any], Iterator[Any]], stack: ExitS
         yield from make(shard)
 
     backend = _backend(row, stack)
-    return iter(stack.enter_context(mpfeed.from_generator(shards, workers=row["workers"], backend=backend)))
+    feed = mpfeed.from_generator(shards, workers=row["workers"], backend=backend, batch_size=row["samples"])
+    return iter(stack.enter_context(feed))
 
 
 def _bare_ray(row: dict[str, Any], make: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
@@ -64,7 +68,7 @@ def _bare_ray(row: dict[str, Any], make: Callable[[Any], Iterator[Any]]) -> Iter
             self._batches = make(SimpleNamespace(index=index, count=row["workers"]))
 
         def next(self) -> Any:
-            return next(self._batches)
+            return np.stack(list(itertools.islice(self._batches, row["samples"])))
 
     ray.init(num_cpus=row["workers"], include_dashboard=False, log_to_driver=False, logging_level="warning")
     actors = [Source.remote(index) for index in range(row["workers"])]

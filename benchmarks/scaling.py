@@ -2,11 +2,11 @@
 
 Method: a fresh process a row takes batches as fast as they come and keeps each wait. "sleep" workers wait 0.5 s for a
 batch of 64 kB, as for a disk or a network, so that any number of them fits on this machine; their ideal is workers /
-0.5 s. "cpu" workers run 40 or 160 ms of Python a batch of 4.8 MB, on Ray and in worker processes; their ideal is the
-same number of the latter. Ray's own work on a batch, the driver's and the store's, runs on the same cores here, and
-weighs the less the more a batch takes; "bare ray" is a loop over hand-written actors, which pays that too. "ceiling"
-workers make nothing: what then limits is the consumer, so that its CPU time a batch tells how many batches a second it
-can take on a machine where the workers are elsewhere. "nodes" spreads workers over so many nodes
+0.5 s. "cpu" workers run 40 or 160 ms of Python a batch of 32 samples and 4.8 MB, on Ray and in worker processes; their
+ideal is the same number of the latter. Ray's own work on a batch, the driver's and the store's, runs on the same cores
+here, and weighs the less the more a batch takes; "bare ray" is a loop over hand-written actors, which pays that too.
+"ceiling" workers make nothing: what then limits is the consumer, so that its CPU time a batch tells how many batches a
+second it can take on a machine where the workers are elsewhere. "nodes" spreads workers over so many nodes
 (`ray.cluster_utils.Cluster`), the consumer alone on the head. "link" puts one node and the consumer into network
 namespaces, with a delay each way and a rate; its ideal is the rate.
 
@@ -55,6 +55,7 @@ class Row:
     sleep_s: float = 0.0
     spin_ms: float = 0.0
     spin_steps: int = 0
+    samples: int | None = None
     nodes: int = 0
     address: str | None = None
     ideal: float = 0.0
@@ -95,7 +96,7 @@ def _rows(kinds: tuple[str, ...], workers: list[int], nodes: list[int]) -> Itera
         steps = spin_iterations(10.0) / 10.0
         for spin_ms, count, backend in product(_SPIN_MS, (1, 2), ("process", "bare ray", "ray")):
             of_one = round(steps * spin_ms)
-            yield Row("cpu", backend, count, 4_800_000, spin_ms=spin_ms, spin_steps=of_one, seconds=6.0)
+            yield Row("cpu", backend, count, 4_800_000, spin_ms=spin_ms, spin_steps=of_one, samples=32, seconds=6.0)
     if "ceiling" in kinds:
         for nbytes in (64_000, 4_800_000, 48_000_000):
             yield Row("ceiling", "ray", 2, nbytes)

@@ -96,7 +96,7 @@ class CallRun:
     def _send_waiting(self) -> None:
         while self._waiting:
             worker = self.crew.roster.freest()
-            if self.crew.roster.load(worker) >= AHEAD:
+            if self.crew.roster.load(worker) >= (1 if self.crew.exact else AHEAD):
                 return
             calls = deque(self._waiting.popleft() for _ in range(self._gathered()))
             self.crew.submit(self, _Message(calls, len(calls)), worker)

@@ -29,9 +29,9 @@ def taken(sample: Any) -> tuple[list[Any], tuple[bool, ...], Treespec]:
     return arrays, weak, treespec
 
 
-def packed(element: Any, allocator: Allocator) -> Payload:
-    """One element as a message of its own."""
-    return pack(*taken(element), allocator)
+def packed(element: Any, allocator: Allocator, *, goes_on: bool = False) -> Payload:
+    """One element as a message of its own; with ``goes_on`` more of the user's code runs before it leaves."""
+    return pack(*taken(element), allocator, goes_on=goes_on)
 
 
 class Batch:

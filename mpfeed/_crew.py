@@ -118,8 +118,18 @@ class Crew:
         """Data in the form in which workers take it. Any thread."""
         return self._backend.freeze(value)
 
+    @property
+    def exact(self) -> bool:
+        """Whether a worker gets a request only once all its answers are there: the first death ends all.
+
+        What it had made before must not be lost with it, nor be what is blamed.
+        """
+        return self._max_restarts == 0 and self.engine().may_lose
+
     def credit(self, wanted: int) -> int:
         """Units a worker may have in hand: as many as wanted, but for a backend whose memory they would fill."""
+        if self.exact:
+            return 1
         room = self.engine().room_bytes
         if room is None:
             return wanted

@@ -114,7 +114,8 @@ class Feed:
             most = max(workers, self._plan.limit_workers(self._backend.most_workers(workers)))
         self.counters.room = workers * o.buffer
         settings = Settings(most, o.batch_size, self._seed, o.vary_epochs)
-        plan = Plan(self._work, settings, most, o.buffer, o.threads_per_worker, exact=o.max_restarts == 0)
+        stacked = o.batch_size is not None and o.collate is None
+        plan = Plan(self._work, settings, most, o.buffer, o.threads_per_worker, owns_memory=stacked)
         present = None if adapts else workers
         crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout, present=present)
         if adapts:

@@ -134,11 +134,10 @@ class NumpyFunction:
                 workers = self._fit()
                 settings = Settings(workers, None, self._seed)
                 o = self._options
-                threads, fatal = o.threads_per_worker, o.max_restarts == 0
-                plan = Plan(self._work, settings, workers, o.buffer, threads, has_arguments=True, exact=fatal)
+                plan = Plan(self._work, settings, workers, o.buffer, o.threads_per_worker, has_arguments=True)
                 crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
                 # Deaths and tasks are counted exactly: where few may be, each call is a message of its own.
-                exact = fatal or o.max_tasks_per_worker is not None
+                exact = o.max_restarts == 0 or o.max_tasks_per_worker is not None
                 self._run = CallRun(crew, together=self._backend.remote and not exact)
                 self._finalizer = weakref.finalize(self, crew.close)
                 calls.end_with(self, self._finalizer)

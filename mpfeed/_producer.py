@@ -377,7 +377,7 @@ class Producer:
         answers = Answers(request.number, self._early if len(request.arguments) > 1 else None)
         for arguments in request.arguments:
             try:
-                answers.add(self._call(arguments))
+                answers.add(self._call(arguments, goes_on=len(request.arguments) > 1))
             except BaseException as error:
                 self.pass_interrupt(error)
                 answers.fail(self._failed(error, "the result of a call"))
@@ -385,7 +385,7 @@ class Producer:
         reply.samples = len(request.arguments)
         return reply
 
-    def _call(self, arguments: Arguments) -> Payload:
+    def _call(self, arguments: Arguments, *, goes_on: bool) -> Payload:
         source = self._work.source
         assert isinstance(source, CallSource)
         # What `fn` changes is its own, as in a worker process; here it would be the tensors' memory.
@@ -395,7 +395,7 @@ class Producer:
             self._random.seed(self._settings.seed, _seed.CALL, key)
         result = source.call(given, self._settings.seed)
         self._meter.made(-1)
-        payload = packed(result, self._allocator)
+        payload = packed(result, self._allocator, goes_on=goes_on)
         self._meter.added()
         return payload
 

@@ -317,15 +317,38 @@ def test_a_namedtuple_of_the_callers_own_keeps_its_fields(backend: str, keep: Ke
         assert element.low.tolist() == [0, 1]
 
 
-def test_a_source_may_refill_one_array_again_and_again(backend: str, keep: Keep) -> None:
-    def refill(shard: Shard) -> Iterator[Any]:
-        small, large = np.zeros(3, np.int32), np.zeros(200_000, np.int32)
-        for i in range(6):
-            small[:], large[:] = i, i
-            yield small, large
+@pytest.mark.parametrize("nbytes", [800_000, 4_000_000])
+def test_a_source_may_refill_one_array_again_and_again(backend: str, nbytes: int, keep: Keep) -> None:
+    small, large = np.zeros(3, np.int32), np.zeros(nbytes // 4, np.int32)
 
-    held = list(keep(mpfeed.from_generator(refill, shards=1, **on(backend, workers=1))))
-    assert [(int(s.min()), int(s.max()), int(x.min()), int(x.max())) for s, x in held] == [(i,) * 4 for i in range(6)]
+    def refilled(i: int) -> Any:
+        small[:], large[:] = i, i
+        return small, large
+
+    def generator(shard: Shard) -> Iterator[Any]:
+        return map(refilled, range(12))
+
+    forms = [
+        mpfeed.from_generator(generator, shards=1, **on(backend, workers=1)),
+        mpfeed.from_map(refilled, range(12), **on(backend, workers=1)),
+        mpfeed.from_map(int, range(12), batch_size=1, collate=lambda one: refilled(*one), **on(backend, workers=1)),
+    ]
+    for feed in map(keep, forms):
+        held = list(feed)
+        extremes = [(int(s.min()), int(s.max()), int(x.min()), int(x.max())) for s, x in held]
+        assert extremes == [(i,) * 4 for i in range(12)]
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "queue"])
+def test_over_either_transport_a_source_may_refill_its_array(transport: Any, keep: Keep) -> None:
+    large = np.zeros(500_000, np.int32)
+
+    def refilled(i: int) -> Any:
+        large[:] = i
+        return large
+
+    feed = keep(mpfeed.from_map(refilled, range(12), workers=1, backend=mpfeed.Process(transport=transport)))
+    assert [(int(x.min()), int(x.max())) for x in list(feed)] == [(i, i) for i in range(12)]
 
 
 def test_python_numbers_take_the_dtype_of_the_first_element_where_they_fit(backend: str, keep: Keep) -> None:

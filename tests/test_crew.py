@@ -22,7 +22,7 @@ from mpfeed.backends.base import Plan
 class Scripted:
     """A backend and its engine: a worker joins when it is started; a test appends what happens then."""
 
-    name, remote, room_bytes = "scripted", True, None
+    name, remote, room_bytes, may_lose = "scripted", True, None, False
 
     def __init__(self) -> None:
         self.alive: set[int] = set()

@@ -415,3 +415,18 @@ def test_calls_that_wait_beside_one_that_finds_no_room_are_refused_with_it(monke
     with pytest.raises(mpfeed.MpfeedError, match="no room"):  # a later call asks anew
         function.call((np.int64(4),))
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("size", [5_000, 400_000])
+def test_a_function_may_refill_one_array_again_and_again(backend: BackendName, size: int, keep: Keep) -> None:
+    buffer = np.zeros(size, np.int64)
+
+    def refilled(i: Any) -> Any:
+        buffer[:] = i
+        return buffer
+
+    function = keep(
+        mpfeed.numpy_function(refilled, tf.TensorSpec((size,), tf.int64), backend=backend, workers=1)
+    )  # quick: calls share messages
+    held = list(tf.data.Dataset.range(60).map(function, num_parallel_calls=8))
+    assert [(int(x[0]), int(x[-1])) for x in held] == [(i, i) for i in range(60)]

@@ -49,6 +49,7 @@ class Turns:
 class TurnsEngine:
     """The backend at work: it answers requests, and knows nothing of order, epochs or positions."""
 
+    may_lose = False
     room_bytes: int | None = None
 
     def __init__(self, plan: Plan) -> None:

@@ -36,7 +36,8 @@ class Plan:
         buffer: messages ready per worker.
         threads_per_worker: limit for BLAS, OpenMP and OpenCV.
         has_arguments: requests carry arrays (``Calls``).
-        exact: the first death ends the feed, so what a worker did before must have arrived: it gets no request sooner.
+        owns_memory: messages lie in memory of their own, which no source refills: a worker may go on while one is on
+            its way.
     """
 
     work: Any
@@ -45,11 +46,14 @@ class Plan:
     buffer: int
     threads_per_worker: int
     has_arguments: bool = False
-    exact: bool = False
+    owns_memory: bool = False
 
 
 class Engine(Protocol):
     """A backend at work. The crew calls it under its lock, one thread at a time; but for ``wait`` and ``wake``."""
+
+    may_lose: bool
+    """Whether an answer may be lost with the process that gave it."""
 
     room_bytes: int | None
     """Bytes of messages that may be on their way at once; None where only their number is limited."""

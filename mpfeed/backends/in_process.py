@@ -78,6 +78,7 @@ def _answer(producer: Producer, worker: int, message: Request | Drop) -> list[Ev
 class _Inline:
     """One worker, run by whoever waits: each ``wait`` answers at most one request, and one of 0 seconds none."""
 
+    may_lose = False
     room_bytes: int | None = None
 
     def __init__(self, plan: Plan) -> None:
@@ -135,6 +136,7 @@ class _Inline:
 class _Threads:
     """Several workers, a thread each."""
 
+    may_lose = False
     room_bytes: int | None = None
 
     def __init__(self, plan: Plan) -> None:

@@ -95,6 +95,7 @@ class Process:
 
 
 class _Engine:
+    may_lose = False
     room_bytes: int | None = None
 
     def __init__(self, plan: Plan, backend: Process) -> None:

@@ -81,7 +81,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours, and underlines of a traceba
 class _ActorMember:
     """One actor."""
 
-    def __init__(self, worker: int, actor: Any, patience_s: float, *, exact: bool) -> None:
+    def __init__(self, worker: int, actor: Any, patience_s: float, *, overlaps: bool) -> None:
         self.worker = worker
         self.actor = actor
         self.patience_s = patience_s  # how long that may last while it has no process
@@ -95,7 +95,7 @@ class _ActorMember:
         self.failed_s: float | None = None  # one of its calls failed
         self.asked_about = False  # ... and its node was asked whether it is there
         self._numbers = itertools.count()
-        group = {} if exact else {"concurrency_group": OVERLAPPING}
+        group = {"concurrency_group": OVERLAPPING} if overlaps else {}
         self._answer = actor.answer.options(**group)
         self._more = actor.more.options(**group)
 
@@ -112,6 +112,8 @@ class _Loan(weakref.ref[Any]):
 
 class RayEngine:
     """See ``Engine``."""
+
+    may_lose = True
 
     def __init__(self, plan: Plan, backend: Ray, session: Session) -> None:
         self._plan = plan
@@ -169,7 +171,7 @@ class RayEngine:
             **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
         patience_s = PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S
-        member = _ActorMember(worker, actor, patience_s, exact=p.exact)
+        member = _ActorMember(worker, actor, patience_s, overlaps=p.owns_memory)
         self._members[worker] = member
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())

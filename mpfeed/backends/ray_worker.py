@@ -24,7 +24,8 @@ class Actor:
 
     Calls are numbered. Each hands in a request and takes out the reply of its number, which may be that to a request
     before: replies that are sent early are more than the requests, and the driver calls once more for each (``more``).
-    Two calls run at a time, so that the producer has its next request while Ray puts a reply into the store.
+    Where messages own their memory, two calls run at a time, so that the producer has its next request while Ray puts
+    a reply into the store; elsewhere that is copied before its source goes on.
     """
 
     def __init__(self, work: bytes, settings: Any, worker: int, here: tuple[int, list[str], list[str]]) -> None:
@@ -128,7 +129,6 @@ class Actor:
             numbers = range(len(regions), len(regions) + len(payload.regions))
             regions += payload.regions
             payload.regions = list(numbers)
-        # Ray copies the bytes after this call returned, while the source goes on: what is adopted must stay.
         self._put((_dumped(reply), regions))
 
 
