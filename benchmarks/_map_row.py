@@ -83,13 +83,19 @@ def _read(epochs: Epochs) -> float:
 
 
 def boundaries(epochs: Epochs, wanted: Wanted) -> dict[str, Any]:
-    """Each epoch's waits, iterator and all; the first of an epoch beside the others."""
+    """Each epoch's waits, iterator and all; the first of an epoch beside the others, and beside those of its own turn.
+
+    In order, batch k is worker k mod n's, so that where workers keep in step the waits alternate, and which of them is
+    the median of the others is chance.
+    """
     waits_ms = [_waits_ms(epochs, wanted.step_s) for _ in range(_WARM_UP + wanted.epochs)][_WARM_UP:]
     median_ms = statistics.median(wait for epoch in waits_ms for wait in epoch[1:])
+    turn = wanted.load.workers
     firsts_ms = [epoch[0] for epoch in waits_ms]
     return {
         "waits_ms": waits_ms,
         "median_ms": median_ms,
+        "turn_ms": statistics.median(wait for epoch in waits_ms for wait in epoch[turn::turn]),
         "first_median_ms": statistics.median(firsts_ms),
         "first_max_ms": max(firsts_ms),
         "ratio": statistics.median(firsts_ms) / median_ms,

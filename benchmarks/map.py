@@ -12,7 +12,8 @@ slow: does a slow item hold up the others? One item in twenty takes ten times as
 took, as each says itself, divided by the workers; what is told is the share of it that was reached, over whole epochs.
 
 boundary: does the next epoch keep the training loop waiting? The first wait of an epoch, its iterator included, beside
-the median of the others; a loop that waits for its workers, and one that its workers wait for.
+the median of the others, and of those of the same worker, whose turn it is; a loop that waits for its workers, and one
+that its workers wait for.
 
 kills (asked for by name): does a training that is killed with SIGKILL ten times, at random moments, and started again
 end with the weights of one that never was? ``benchmarks._training`` is that training.
@@ -147,7 +148,8 @@ def figures(row: dict[str, Any]) -> dict[str, str]:
         wall_s = statistics.median(wall for _, wall in seen["epochs"])
         return {"of the ideal": f"{seen['of_ideal']:.3f}", "epoch s": f"{wall_s:.2f}"}
     return {
-        "median wait ms": f"{seen['median_ms']:.2f}", "first of an epoch, median": f"{seen['first_median_ms']:.2f}",
+        "median wait ms": f"{seen['median_ms']:.2f}", "of its turn": f"{seen['turn_ms']:.2f}",
+        "first of an epoch, median": f"{seen['first_median_ms']:.2f}",
         "max": f"{seen['first_max_ms']:.2f}", "first ÷ median": f"{seen['ratio']:.2f}",
     }  # fmt: skip
 
