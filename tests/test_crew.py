@@ -81,6 +81,24 @@ def test_a_worn_worker_that_died_with_its_last_answer_is_replaced_once() -> None
     crew.wait_for(second.answer)
 
 
+@pytest.mark.parametrize("may_lose", [False, True])
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_where_the_first_death_ends_all_a_worker_that_may_lose_answers_has_one_request(
+    max_restarts: int, may_lose: bool
+) -> None:
+    engine: Any = Scripted()
+    engine.may_lose = may_lose
+    crew = crew_of(engine, 1, max_restarts=max_restarts)
+    exact = may_lose and max_restarts == 0
+    assert crew.credit(3) == (1 if exact else 3)
+    run = CallRun(crew, together=False)
+    first, _ = (run.ask(Arguments([0], flatten(0)[1])) for _ in range(2))
+    assert len(engine.sent) == (1 if exact else 2)
+    engine.coming.append(answer(engine.sent[0].number))
+    crew.wait_for(first.answer)
+    assert len(engine.sent) == 2
+
+
 def test_a_worker_whose_machine_is_gone_is_started_elsewhere_while_another_does_its_work() -> None:
     engine: Any = Scripted()
     crew = crew_of(engine, 2)

@@ -395,19 +395,27 @@ def test_calls_that_wait_beside_one_that_finds_no_room_are_refused_with_it(monke
         refuse.wait(60)
         raise mpfeed.MpfeedError("no room")
 
+    class Turns:
+        """A lock that tells who has come to it."""
+
+        def __init__(self) -> None:
+            self.came: list[int] = []
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            self.came.append(threading.get_ident())
+            self._lock.acquire()
+
+        def __exit__(self, *_: Any) -> None:
+            self._lock.release()
+
     monkeypatch.setattr(mpfeed.Process, "fit", fit)
     function = mpfeed.numpy_function(lambda x: x, tf.TensorSpec((), tf.int64))
+    turns = Turns()
+    monkeypatch.setattr(function, "_lock", turns)
     with ThreadPoolExecutor(4) as threads:
-        waiting = threading.Barrier(5)
-
-        def call(i: int) -> Any:
-            waiting.wait(60)
-            return function.call((np.int64(i),))
-
-        answers = [threads.submit(call, i) for i in range(4)]
-        waiting.wait(60)
-        assert eventually(lambda: asked)
-        eventually(lambda: False, 0.2)  # the others come to wait for the first
+        answers = [threads.submit(function.call, (np.int64(i),)) for i in range(4)]
+        assert eventually(lambda: len(turns.came) == 4)  # the others wait for the first
         refuse.set()
         errors = [answer.exception(60) for answer in answers]
     assert [type(error) for error in errors] == [mpfeed.MpfeedError] * 4
