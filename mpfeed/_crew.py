@@ -402,7 +402,11 @@ class Crew:
         if event.deserted:
             self.roster.appoint_deputy(worker)
         self._send_again(tickets, worker)
-        if member.deputy is not None and not self.closed:
+        if event.deserted or member.deputy is not None:
+            self._bring_back(worker)
+
+    def _bring_back(self, worker: int) -> None:
+        if self.roster[worker].state == "absent" and not self.closed:
             self._start(worker)
 
     def _give_up(self, worker: int, tickets: list[Ticket], error: WorkerDied, *, starting: bool) -> list[Ticket]:

@@ -116,6 +116,22 @@ def test_a_worker_whose_machine_is_gone_is_started_elsewhere_while_another_does_
     crew.wait_for(second.answer)
 
 
+@pytest.mark.parametrize("deserted", [True, False])
+def test_idle_workers_whose_machine_is_gone_are_started_at_once_also_where_nobody_is_left(deserted: bool) -> None:
+    engine: Any = Scripted()
+    crew = crew_of(engine, 2)
+    run = CallRun(crew, together=False)
+    calls = [run.ask(Arguments([0], flatten(0)[1])) for _ in range(2)]
+    engine.coming += [answer(engine.sent[worker].number, worker) for worker in range(2)]
+    for call in calls:
+        crew.wait_for(call.answer)
+    engine.alive.clear()
+    engine.coming += [Died(worker, "is gone", deserted=deserted) for worker in range(2)]
+    with crew.lock:
+        crew.take_events()
+    assert engine.alive == ({0, 1} if deserted else set())
+
+
 def test_a_worker_that_could_not_start_is_started_when_it_is_asked_again() -> None:
     engine: Any = Scripted()
     crew = crew_of(engine, 1)

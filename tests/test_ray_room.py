@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -23,7 +26,7 @@ from mpfeed import Feed, Ray, _shared
 from mpfeed._interrupts import Interrupted
 from mpfeed._opening import Opening
 from mpfeed._serialize import dumps
-from mpfeed.backends import ray_engine, ray_hub, ray_session
+from mpfeed.backends import ray_engine, ray_hub, ray_nodes, ray_session
 
 Keep = Callable[[Feed], Feed]
 
@@ -35,8 +38,8 @@ def counted(shard: mpfeed.Shard) -> Any:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_session, "NO_ROOM_S", 0.3)
-    monkeypatch.setattr(ray_session, "_ROOM_S", 0.3)
+    monkeypatch.setattr(ray_nodes, "NO_ROOM_S", 0.3)
+    monkeypatch.setattr(ray_nodes, "_ROOM_S", 0.3)
 
 
 @pytest.mark.usefixtures("local_ray")
@@ -61,7 +64,7 @@ def test_too_few_resources_are_named_with_what_was_asked_and_what_is_free(backen
 def test_waiting_for_room_ends_with_the_time_and_with_the_feed(
     how: str, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_session, "NO_ROOM_S", 600.0)
+    monkeypatch.setattr(ray_nodes, "NO_ROOM_S", 600.0)
     timeout = 0.2 if how == "timeout" else None
     feed = keep(mpfeed.from_generator(counted, workers=2, backend=Ray(num_cpus=512), timeout=timeout))
     if how == "timeout":
@@ -80,7 +83,7 @@ def test_waiting_for_room_ends_with_the_time_and_with_the_feed(
         looked.wait(60)
         feed.close()
 
-    monkeypatch.setattr(ray_session, "_free_by_node", none_free)
+    monkeypatch.setattr(ray_nodes, "_free_by_node", none_free)
     closer = threading.Thread(target=close)
     closer.start()
     with pytest.raises(mpfeed.FeedClosed, match="closed while its workers were to be started"):
@@ -134,6 +137,67 @@ def test_a_worker_that_is_starting_again_keeps_its_work(keep: Keep, monkeypatch:
     got += [(int(number), int(pid)) for number, pid, _ in elements]
     assert [number for number, _ in got] == list(range(120))
     assert len({pid for _, pid in got} - first) == 1
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_the_death_of_an_idle_worker_is_heard_of(keep: Keep) -> None:
+    """Otherwise it would be asked for what its neighbours' deaths leave undone."""
+    feed = keep(mpfeed.from_generator(counted, shards=2, workers=2, backend=Ray(num_cpus=0)))
+    assert numbers(feed) == list(range(21))
+    pid = feed.stats().workers[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: _states(feed) == ["ready", "absent"])
+    assert numbers(feed) == list(range(21))
+
+
+class Sites:
+    """As much of Ray as tells of nodes: some answer, one does not, each has two free CPUs."""
+
+    def __init__(self, ports: dict[str, int]) -> None:
+        self._ports = ports
+        self._private = self.state = self
+
+    def nodes(self) -> list[Any]:
+        return [
+            {"NodeID": name, "Alive": True, "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": port, "Resources": {}}
+            for name, port in self._ports.items()
+        ]
+
+    def available_resources_per_node(self) -> dict[str, Any]:
+        return {name: {"CPU": 2.0} for name in self._ports}
+
+
+def test_while_a_node_is_lost_workers_go_where_nodes_answer_and_have_room() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        with socket.create_server(("127.0.0.1", 0)) as lost:
+            ports = {name: at.getsockname()[1] for name, at in (("one", one), ("two", two), ("lost", lost))}
+        there, nobody = Sites(ports), Counter[str]()
+        assert ray_nodes.havens(there, Ray(), nobody) == ["one", "two", "one", "two"]
+        assert ray_nodes.havens(there, Ray(), Counter(one=2, two=1)) == ["two"]
+        assert ray_nodes.havens(there, Ray(num_cpus=0), nobody) == ["one", "two"]
+        assert ray_nodes.havens(there, Ray(num_cpus=4), nobody) == []
+        assert ray_nodes.havens(there, Ray(scheduling_strategy=object()), nobody) == []  # the user has said where
+        del ports["lost"]
+        assert ray_nodes.havens(there, Ray(), nobody) == []  # all is well: Ray knows best
+
+
+def test_a_worker_whose_process_does_not_come_is_brought_to_a_haven(
+    local_ray: Any, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = local_ray.get_runtime_context().get_node_id()
+    answers = iter([[], [here]])  # while it starts, and when it is late
+    monkeypatch.setattr(ray_engine, "havens", lambda *_: next(answers, []))
+    monkeypatch.setattr(ray_engine, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_engine, "_LOOK_S", 0.0)
+    feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray()))
+    elements = iter(feed)
+    crew = feed._crew
+    assert crew is not None
+    engine: Any = crew.engine()
+    engine._deserted_s = time.monotonic()
+    assert numbers(elements) == list(range(21))
+    assert engine._members[0].haven == here
 
 
 @pytest.mark.long

@@ -10,7 +10,8 @@ from mpfeed._opening import Opening
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze
 from mpfeed.backends.base import Engine, Plan
-from mpfeed.backends.ray_session import connect, fitting, release
+from mpfeed.backends.ray_nodes import fitting
+from mpfeed.backends.ray_session import connect, release
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,17 +40,8 @@ from mpfeed._messages import (
 from mpfeed._serialize import loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Plan, deliver
 from mpfeed.backends.environment import memory_settings, thread_limits
-from mpfeed.backends.ray_session import (
-    OVERLAPPING,
-    Session,
-    addresses,
-    answers,
-    disconnect,
-    draining,
-    no_room,
-    refuses,
-    starting,
-)
+from mpfeed.backends.ray_nodes import addresses, answers, draining, havens, no_room, refuses, starting
+from mpfeed.backends.ray_session import OVERLAPPING, Session, disconnect
 
 if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
@@ -70,6 +61,8 @@ _FIRST_PATIENCE_S = 30.0
 _LAST_WORDS_S = 1.0
 # How often the cluster is asked for nodes that are to go, and for room where nobody can start.
 _LOOK_S = 1.0
+# So long after a node was seen to be gone Ray may still send actors there: it misses five heartbeats first, 15 s.
+_GHOST_S = 20.0
 # After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
 _HEADLESS_S = 10.0
 _SMALL_STORE_BYTES = 128 << 20
@@ -81,18 +74,21 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours, and underlines of a traceba
 class _ActorMember:
     """One actor."""
 
-    def __init__(self, worker: int, actor: Any, patience_s: float, *, overlaps: bool) -> None:
+    def __init__(self, worker: int, actor: Any, patience_s: float, haven: str | None, *, overlaps: bool) -> None:
         self.worker = worker
         self.actor = actor
-        self.patience_s = patience_s  # how long that may last while it has no process
+        self.started_s = time.monotonic()
+        self.patience_s = patience_s  # how long it may be waited for while it has no process
+        self.haven = haven  # the node it was sent to, where that was not left to Ray
         self.pid: int | None = None  # once there is a process
         self.joined = False
         self.node = ""
         self.host = ""
         self.leaving = False
         self.calls: deque[tuple[str, Any]] = deque()  # unanswered, in the order they were made
+        self.presence: Any = None  # a call that is never answered, and fails when its process ends, also an idle one
         self.awaited_s: float | None = None  # since when somebody waits for it
-        self.failed_s: float | None = None  # one of its calls failed
+        self.failed_s: float | None = None  # since when one of its calls has failed
         self.asked_about = False  # ... and its node was asked whether it is there
         self._numbers = itertools.count()
         group = {"concurrency_group": OVERLAPPING} if overlaps else {}
@@ -134,6 +130,7 @@ class RayEngine:
         self._work = self._ray.put(plan.work)
         self._looked_s = time.monotonic()
         self._nodes: dict[int, str] = {}  # where a worker was, before it was started again
+        self._deserted_s: float | None = None  # when a node was last seen to be gone
         self._addresses: dict[str, str] = {}  # of nodes, by their ids
         self._head: str = self._ray.get_runtime_context().gcs_address
         self._headless_s: float | None = None  # since when, and since the latest answer
@@ -155,8 +152,16 @@ class RayEngine:
     # ------------------------------------------------------------------------------------ workers
 
     def start_worker(self, worker: int) -> None:
+        self._start(worker, next(iter(self._havens(time.monotonic())), None))
+
+    def _start(self, worker: int, haven: str | None) -> None:
+        """Start a worker, on a node that it may leave if there is no room after all, or wherever Ray sends it."""
         p, b = self._plan, self._backend
         assert self._session is not None
+        strategy = b.scheduling_strategy
+        if haven is not None:
+            affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            strategy = affinity(haven, soft=True, _spill_on_unavailable=True)
         environment = {} if b.runtime_env == self._session.job_env else dict(b.runtime_env or {})
         limits = thread_limits(p.threads_per_worker)
         environment["env_vars"] = {**memory_settings(), **limits, **environment.get("env_vars", {})}
@@ -165,22 +170,26 @@ class RayEngine:
             num_cpus=b.num_cpus if self._reserves else 0,
             resources=b.resources,
             runtime_env=environment,
-            scheduling_strategy=b.scheduling_strategy,
+            scheduling_strategy=strategy,
             max_restarts=0,
             max_task_retries=0,
             **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
         patience_s = PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S
-        member = _ActorMember(worker, actor, patience_s, overlaps=p.owns_memory)
+        member = _ActorMember(worker, actor, patience_s, haven, overlaps=p.owns_memory)
         self._members[worker] = member
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
         self._watch(member, "start", actor.start.remote())
+        member.presence = self._future(member, actor.stay.options(concurrency_group="presence").remote())
 
     def _watch(self, member: _ActorMember, kind: str, ref: Any) -> None:
+        member.calls.append((kind, self._future(member, ref)))
+
+    def _future(self, member: _ActorMember, ref: Any) -> Any:
         future = ref.future()
-        member.calls.append((kind, future))
         future.add_done_callback(lambda _: self._done.put(member))
+        return future
 
     def send(self, worker: int, message: Request | Drop) -> None:
         member = self._members.get(worker)
@@ -243,24 +252,44 @@ class RayEngine:
         now_s = time.monotonic()
         self._look_at_failed(now_s)
         for member in self._late(now_s):
-            self._kill(member)  # and what it was sent with it; another queues in its place
-            self.start_worker(member.worker)
-            self._events.append(Late(member.worker))
+            self._start_anew(member)
         if self._reserves and now_s >= self._looked_s + _LOOK_S and self._session is not None:
             self._looked_s = now_s
             self._look_at_cluster(now_s)
 
+    def _start_anew(self, member: _ActorMember, haven: str | None = None) -> None:
+        self._kill(member)  # and what it was sent with it; another queues in its place
+        self._start(member.worker, haven)
+        self._events.append(Late(member.worker))
+
+    def _havens(self, now_s: float) -> list[str]:
+        if not self._reserves or self._deserted_s is None or now_s > self._deserted_s + _GHOST_S:
+            return []
+        sent = Counter(m.haven for m in self._members.values() if m.haven is not None and m.pid is None)
+        return havens(self._ray, self._backend, sent)
+
+    def _look_for_havens(self, now_s: float) -> None:
+        """Those who have no process yet may have been sent to a node that is gone: bring them to one with room."""
+        slow = [m for m in self._members.values() if m.pid is None and now_s >= m.started_s + PATIENCE_S]
+        if slow:
+            for member, haven in zip(slow, self._havens(now_s), strict=False):
+                self._start_anew(member, haven)
+
     def _look_at_failed(self, now_s: float) -> None:
         failed = [member for member in self._members.values() if member.failed_s is not None]
+        news = [member for member in failed if not member.asked_about]
+        gone = {m.node: m for m in news if m.node in self._addresses and refuses(self._addresses[m.node])}
+        for member in news:
+            member.asked_about = True
+        if gone:
+            self._deserted_s = now_s
+        for member in [m for m in self._members.values() if m.node in gone]:
+            # No last words come from a node that is gone, nor anything of its others.
+            self._lost(member, _error_of(gone[member.node]), deserted=True)
         for member in failed:
-            if not member.asked_about:  # no last words come from a node that is gone, nor anything of its others
-                member.asked_about = True
-                if member.node in self._addresses and refuses(self._addresses[member.node]):
-                    for other in [m for m in self._members.values() if m.node == member.node]:
-                        self._lost(other, _error_of(member), deserted=True)
-        for member in failed:
-            waited = member.failed_s is not None and now_s >= member.failed_s + _LAST_WORDS_S
-            if waited and self._members.get(member.worker) is member:
+            assert member.failed_s is not None
+            spoken = not member.calls or member.calls[0][1].done()
+            if self._members.get(member.worker) is member and (spoken or now_s >= member.failed_s + _LAST_WORDS_S):
                 self._lost(member, _error_of(member))
 
     def _late(self, now_s: float) -> list[_ActorMember]:
@@ -284,6 +313,7 @@ class RayEngine:
                 self._strand(list(self._members.values()), f"{text} any worker: the cluster is gone")
             return
         self._headless_s = None
+        self._look_for_havens(now_s)
         drained = draining(self._ray)
         for member in self._members.values():
             if member.node in drained and not member.leaving:
@@ -303,26 +333,26 @@ class RayEngine:
 
     def _hear(self, member: _ActorMember | None) -> None:
         """What an actor answered, in the order of the calls: callbacks may come in another, a death before a reply."""
-        if member is not None and member.failed_s is None and any(f.done() and f.exception() for _, f in member.calls):
-            member.failed_s = time.monotonic()
-        while member is not None and member.calls and member.calls[0][1].done():
+        if member is None:
+            return
+        while member.calls and member.calls[0][1].done() and not member.calls[0][1].exception():
             if self._members.get(member.worker) is not member:
                 return  # of an actor that is gone: its death was reported
-            self._hear_call(member, *member.calls.popleft())
+            kind, future = member.calls.popleft()
+            self._hear_call(member, kind, future.result())
+        if member.failed_s is None and _errors_of(member):
+            member.failed_s = time.monotonic()
 
-    def _hear_call(self, member: _ActorMember, kind: str, future: Any) -> None:
-        error = future.exception()
-        if error is not None:
-            self._lost(member, error)
-        elif kind == "hello":
-            member.pid, member.node, member.host = future.result()
+    def _hear_call(self, member: _ActorMember, kind: str, result: Any) -> None:
+        if kind == "hello":
+            member.pid, member.node, member.host = result
             self._nodes[member.worker] = member.node
             if member.node not in self._addresses:
                 self._addresses = addresses(self._ray)
         elif kind == "start":
-            self._started(member, future.result())
-        elif (answer := future.result()) is not None:
-            self._answered(member, *answer)
+            self._started(member, result)
+        elif result is not None:
+            self._answered(member, *result)
 
     def _started(self, member: _ActorMember, result: Any) -> None:
         if isinstance(result, Failure):
@@ -415,8 +445,11 @@ def _shortened(text: str) -> str:
     return words if len(words) <= _WORDS else f"{words[: _WORDS // 2]} ... {words[-_WORDS // 2 :]}"
 
 
+def _errors_of(member: _ActorMember) -> list[BaseException]:
+    """What those of its calls came to that failed, in their order."""
+    futures = [*(future for _, future in member.calls), member.presence]
+    return [error for future in futures if future.done() and (error := future.exception())]
+
+
 def _error_of(member: _ActorMember) -> BaseException:
-    """What the first of its calls that failed came to."""
-    errors = [error for _, future in member.calls if future.done() and (error := future.exception())]
-    first: BaseException = errors[0]
-    return first
+    return _errors_of(member)[0]

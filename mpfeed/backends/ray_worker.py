@@ -85,6 +85,10 @@ class Actor:
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(frame)) if frame is not None else "no thread"
 
+    def stay(self) -> None:
+        """In a group of its own: never returns, so that the caller hears when this process ends."""
+        threading.Event().wait()
+
     def leave(self) -> None:
         """From the control group: end after the present request, closing iterators and what ``worker_init`` entered."""
         self._requests.put(None)
