@@ -312,7 +312,8 @@ class Crew:
                 self._died(event, member)
             case Late():
                 member.incarnation += 1  # what it was sent is gone with it
-                self.roster.appoint_deputy(event.worker)
+                if member.deputy is None:
+                    self.roster.appoint_deputy(event.worker)
                 self._send_again(member.take_tickets(), event.worker)
             case Draining():
                 self.roster.appoint_deputy(event.worker)

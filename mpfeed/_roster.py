@@ -6,6 +6,7 @@ Nothing here sends, starts or waits. All methods are called with the crew's lock
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -201,7 +202,8 @@ class Roster:
         there = [w for w in self.at_work if w != worker and self.members[w].deputy is None]
         ready = [w for w in there if self.members[w].state == "ready" and not self.members[w].dying]
         if ready:
-            self.members[worker].deputy = min(ready, key=self.load)
+            stands_in = Counter(member.deputy for member in self.members)
+            self.members[worker].deputy = min(ready, key=lambda w: self.load(w) + stands_in[w])
             log.info("worker %d is away; its work goes to worker %s", worker, self.members[worker].deputy)
 
     def unstarted(self) -> list[int]:

@@ -15,6 +15,7 @@ from mpfeed._errors import MpfeedError, WorkerDied
 from mpfeed._layout import Layout
 from mpfeed._messages import Arguments, Arrived, Died, Event, Joined, Parcel, Reply
 from mpfeed._producer import Settings
+from mpfeed._roster import Roster
 from mpfeed._structure import flatten
 from mpfeed.backends.base import Plan
 
@@ -130,6 +131,15 @@ def test_idle_workers_whose_machine_is_gone_are_started_at_once_also_where_nobod
     with crew.lock:
         crew.take_events()
     assert engine.alive == ({0, 1} if deserted else set())
+
+
+def test_those_who_are_away_are_shared_out_among_those_who_are_there() -> None:
+    roster = Roster(5, 5)
+    for worker in (0, 2, 4):
+        roster[worker].join(1, "here")
+    for worker in (1, 3):
+        roster.appoint_deputy(worker)
+    assert [roster[worker].deputy for worker in (1, 3)] == [0, 2]
 
 
 def test_a_worker_that_could_not_start_is_started_when_it_is_asked_again() -> None:

@@ -151,6 +151,31 @@ def test_the_death_of_an_idle_worker_is_heard_of(keep: Keep) -> None:
     assert numbers(feed) == list(range(21))
 
 
+@pytest.mark.usefixtures("local_ray")
+def test_workers_that_are_waited_for_on_a_node_that_is_gone_are_given_up(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Their calls fail only when their own processes have noticed."""
+    gate = Gate(tmp_path / "gate")
+    lost: list[str] = []
+
+    def refusing(addresses: dict[str, str]) -> set[str]:
+        if addresses and not lost:
+            lost.extend(addresses)
+            gate.open()
+            return set(addresses)
+        return set()
+
+    def slow(shard: mpfeed.Shard) -> Any:
+        gate.wait()
+        yield from counted(shard)
+
+    monkeypatch.setattr(ray_engine, "refusing", refusing)
+    feed = keep(mpfeed.from_generator(slow, shards=2, workers=2, backend=Ray()))
+    assert numbers(feed) == list(range(21))
+    assert [worker.restarts for worker in feed.stats().workers] == [1, 1]
+
+
 class Sites:
     """As much of Ray as tells of nodes: some answer, one does not, each has two free CPUs."""
 

@@ -40,7 +40,7 @@ from mpfeed._messages import (
 from mpfeed._serialize import loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Plan, deliver
 from mpfeed.backends.environment import memory_settings, thread_limits
-from mpfeed.backends.ray_nodes import addresses, answers, draining, havens, no_room, refuses, starting
+from mpfeed.backends.ray_nodes import addresses, answers, draining, havens, no_room, refusing, starting
 from mpfeed.backends.ray_session import OVERLAPPING, Session, disconnect
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ class RayEngine:
     # ------------------------------------------------------------------------------------ workers
 
     def start_worker(self, worker: int) -> None:
-        self._start(worker, next(iter(self._havens(time.monotonic())), None))
+        lost = self._deserted_s is not None and time.monotonic() < self._deserted_s + _GHOST_S
+        self._start(worker, next(iter(self._havens()), None) if lost else None)
 
     def _start(self, worker: int, haven: str | None) -> None:
         """Start a worker, on a node that it may leave if there is no room after all, or wherever Ray sends it."""
@@ -252,19 +253,17 @@ class RayEngine:
         now_s = time.monotonic()
         self._look_at_failed(now_s)
         for member in self._late(now_s):
-            self._start_anew(member)
+            self._start_anew(member, next(iter(self._havens()), None))
         if self._reserves and now_s >= self._looked_s + _LOOK_S and self._session is not None:
             self._looked_s = now_s
             self._look_at_cluster(now_s)
 
-    def _start_anew(self, member: _ActorMember, haven: str | None = None) -> None:
+    def _start_anew(self, member: _ActorMember, haven: str | None) -> None:
         self._kill(member)  # and what it was sent with it; another queues in its place
         self._start(member.worker, haven)
         self._events.append(Late(member.worker))
 
-    def _havens(self, now_s: float) -> list[str]:
-        if not self._reserves or self._deserted_s is None or now_s > self._deserted_s + _GHOST_S:
-            return []
+    def _havens(self) -> list[str]:
         sent = Counter(m.haven for m in self._members.values() if m.haven is not None and m.pid is None)
         return havens(self._ray, self._backend, sent)
 
@@ -272,25 +271,33 @@ class RayEngine:
         """Those who have no process yet may have been sent to a node that is gone: bring them to one with room."""
         slow = [m for m in self._members.values() if m.pid is None and now_s >= m.started_s + PATIENCE_S]
         if slow:
-            for member, haven in zip(slow, self._havens(now_s), strict=False):
+            for member, haven in zip(slow, self._havens(), strict=False):
                 self._start_anew(member, haven)
 
     def _look_at_failed(self, now_s: float) -> None:
         failed = [member for member in self._members.values() if member.failed_s is not None]
         news = [member for member in failed if not member.asked_about]
-        gone = {m.node: m for m in news if m.node in self._addresses and refuses(self._addresses[m.node])}
         for member in news:
             member.asked_about = True
-        if gone:
-            self._deserted_s = now_s
-        for member in [m for m in self._members.values() if m.node in gone]:
-            # No last words come from a node that is gone, nor anything of its others.
-            self._lost(member, _error_of(gone[member.node]), deserted=True)
+        self._desert({member.node: _error_of(member) for member in news})
         for member in failed:
             assert member.failed_s is not None
             spoken = not member.calls or member.calls[0][1].done()
             if self._members.get(member.worker) is member and (spoken or now_s >= member.failed_s + _LAST_WORDS_S):
                 self._lost(member, _error_of(member))
+
+    def _look_for_lost_nodes(self) -> None:
+        """Processes of a node that was lost may take 2 s to notice it, and their calls fail only then."""
+        error = ConnectionRefusedError("its node is gone")
+        self._desert({m.node: error for m in self._members.values() if m.calls and m.pid is not None})
+
+    def _desert(self, nodes: dict[str, BaseException]) -> None:
+        """Give up all workers on those of the nodes that are gone: no last words come from there."""
+        gone = refusing({node: self._addresses[node] for node in nodes if node in self._addresses})
+        if gone:
+            self._deserted_s = time.monotonic()
+        for member in [m for m in self._members.values() if m.node in gone]:
+            self._lost(member, nodes[member.node], deserted=True)
 
     def _late(self, now_s: float) -> list[_ActorMember]:
         """Those that others had better stand in for."""
@@ -313,6 +320,7 @@ class RayEngine:
                 self._strand(list(self._members.values()), f"{text} any worker: the cluster is gone")
             return
         self._headless_s = None
+        self._look_for_lost_nodes()
         self._look_for_havens(now_s)
         drained = draining(self._ray)
         for member in self._members.values():

@@ -97,8 +97,7 @@ def havens(ray: Any, backend: Ray, taken: Counter[str]) -> list[str]:
     if not isinstance(backend.scheduling_strategy, (str, type(None))):
         return []
     there = {node["NodeID"]: _address(node) for node in ray.nodes() if node["Alive"]}
-    with ThreadPoolExecutor(_CALLERS) as pool:
-        living = {node for node, answer in zip(there, pool.map(answers, there.values()), strict=True) if answer}
+    living = {node for node, error in _all_called(there).items() if error is None}
     if len(living) == len(there):
         return []
     asked, free = _asked(backend), _free_by_node(ray, backend)
@@ -136,9 +135,18 @@ def answers(address: str) -> bool:
     return _called(address) is None
 
 
-def refuses(address: str) -> bool:
-    """Whether it is certain that nobody listens there: the machine says so."""
-    return isinstance(_called(address), ConnectionRefusedError)
+def refusing(addresses: dict[str, str]) -> set[str]:
+    """Those, by their ids, where it is certain that nobody listens: the machine says so."""
+    return {node for node, error in _all_called(addresses).items() if isinstance(error, ConnectionRefusedError)}
+
+
+def _all_called(addresses: dict[str, str]) -> dict[str, OSError | None]:
+    """What came of calling each, by their ids; those that answer nothing are waited for together."""
+    try:
+        with ThreadPoolExecutor(_CALLERS) as pool:
+            return dict(zip(addresses, pool.map(_called, addresses.values()), strict=True))
+    except RuntimeError:  # the interpreter is ending and starts no thread any more
+        return dict.fromkeys(addresses)
 
 
 def _called(address: str) -> OSError | None:
