@@ -25,6 +25,7 @@ import mpfeed
 from mpfeed import Feed, Ray, _shared
 from mpfeed._interrupts import Interrupted
 from mpfeed._opening import Opening
+from mpfeed._roster import Member
 from mpfeed._serialize import dumps
 from mpfeed.backends import ray_engine, ray_hub, ray_nodes, ray_session
 
@@ -144,7 +145,8 @@ def test_the_death_of_an_idle_worker_is_heard_of(keep: Keep) -> None:
     """Otherwise it would be asked for what its neighbours' deaths leave undone."""
     feed = keep(mpfeed.from_generator(counted, shards=2, workers=2, backend=Ray(num_cpus=0)))
     assert numbers(feed) == list(range(21))
-    pid = feed.stats().workers[1].pid
+    assert eventually(lambda: _states(feed) and _member(feed, 1).idle)  # the next epoch's first element is made
+    pid = _member(feed, 1).pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: _states(feed) == ["ready", "absent"])
@@ -153,20 +155,21 @@ def test_the_death_of_an_idle_worker_is_heard_of(keep: Keep) -> None:
 
 @pytest.mark.usefixtures("local_ray")
 def test_workers_that_are_waited_for_on_a_node_that_is_gone_are_given_up(
-    keep: Keep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    keep: Keep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tally: Tally
 ) -> None:
     """Their calls fail only when their own processes have noticed."""
     gate = Gate(tmp_path / "gate")
     lost: list[str] = []
 
     def refusing(addresses: dict[str, str]) -> set[str]:
-        if addresses and not lost:
+        if addresses and not lost and len(tally.lines()) == 2:  # both are there, and at work
             lost.extend(addresses)
             gate.open()
             return set(addresses)
         return set()
 
     def slow(shard: mpfeed.Shard) -> Any:
+        tally.note(str(shard.index))
         gate.wait()
         yield from counted(shard)
 
@@ -249,6 +252,11 @@ def test_workers_without_room_join_when_there_is_and_the_stream_is_the_same(
     got += numbers(batches)
     assert got == list(range(60))
     assert {"0", "1"} <= set(tally.lines())
+
+
+def _member(feed: Feed, worker: int) -> Member:
+    assert feed._crew is not None
+    return feed._crew.roster[worker]
 
 
 def _states(feed: Feed) -> list[str]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from streams import eventually
 
-from mpfeed.backends.ray_engine import _shortened
+from mpfeed.backends.ray_member import shortened
 from mpfeed.backends.ray_worker import Actor
 
 
@@ -41,8 +41,8 @@ def test_calls_that_begin_in_another_order_keep_the_order_of_requests_and_replie
 
 
 def test_a_long_error_of_ray_keeps_its_end_where_the_cause_is() -> None:
-    text = _shortened("The actor died\n" + "  ^^^^\n" * 1000 + "\x1b[36mray::f()\x1b[39m ImportError: no mpfeed")
+    text = shortened("The actor died\n" + "  ^^^^\n" * 1000 + "\x1b[36mray::f()\x1b[39m ImportError: no mpfeed")
     assert text.startswith("The actor died ^^^^")
     assert text.endswith("^^^^ ray::f() ImportError: no mpfeed")
     assert len(text) < 1000
-    assert _shortened("it is\ngone") == "it is gone"
+    assert shortened("it is\ngone") == "it is gone"

@@ -8,21 +8,15 @@ generators are not used: they hang after a node died (DESIGN, measured facts).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import pickle
 import queue
-import re
 import sys
 import time
 import warnings
-import weakref
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mpfeed._layout import Bytes
 from mpfeed._messages import (
     Arrived,
     Died,
@@ -32,7 +26,6 @@ from mpfeed._messages import (
     Failure,
     Joined,
     Late,
-    Parcel,
     Request,
     StartFailed,
     Unschedulable,
@@ -40,16 +33,16 @@ from mpfeed._messages import (
 from mpfeed._serialize import loads, main_arguments
 from mpfeed.backends.base import GRACE_S, Plan, deliver
 from mpfeed.backends.environment import memory_settings, thread_limits
+from mpfeed.backends.ray_loans import Loans
+from mpfeed.backends.ray_member import ActorMember, shortened
 from mpfeed.backends.ray_nodes import addresses, answers, draining, havens, no_room, refusing, starting
-from mpfeed.backends.ray_session import OVERLAPPING, Session, disconnect
+from mpfeed.backends.ray_session import Session, disconnect
 
 if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
 
-# Part of this node's object store that a consumer may hold in place; beyond it gets copies, so that views of old
-# batches never stop the store from taking new ones.
-LENT_SHARE = 0.3
-# ... and that messages on their way may take: together below the 0.8 at which Ray begins to spill to disk.
+# Part of this node's object store that messages on their way may take: with what is lent below the 0.8 at which Ray
+# begins to spill to disk.
 IN_FLIGHT_SHARE = 0.4
 _STACK_S = 2.0
 # How long a worker may be without a process, while others are there, before they do its work: it takes 1 to 2 s to
@@ -66,44 +59,6 @@ _GHOST_S = 20.0
 # After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
 _HEADLESS_S = 10.0
 _SMALL_STORE_BYTES = 128 << 20
-# Characters of an error of Ray's that a message takes.
-_WORDS = 800
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")  # colours, and underlines of a traceback
-
-
-class _ActorMember:
-    """One actor."""
-
-    def __init__(self, worker: int, actor: Any, patience_s: float, haven: str | None, *, overlaps: bool) -> None:
-        self.worker = worker
-        self.actor = actor
-        self.started_s = time.monotonic()
-        self.patience_s = patience_s  # how long it may be waited for while it has no process
-        self.haven = haven  # the node it was sent to, where that was not left to Ray
-        self.pid: int | None = None  # once there is a process
-        self.joined = False
-        self.node = ""
-        self.host = ""
-        self.leaving = False
-        self.calls: deque[tuple[str, Any]] = deque()  # unanswered, in the order they were made
-        self.presence: Any = None  # a call that is never answered, and fails when its process ends, also an idle one
-        self.awaited_s: float | None = None  # since when somebody waits for it
-        self.failed_s: float | None = None  # since when one of its calls has failed
-        self.asked_about = False  # ... and its node was asked whether it is there
-        self._numbers = itertools.count()
-        group = {"concurrency_group": OVERLAPPING} if overlaps else {}
-        self._answer = actor.answer.options(**group)
-        self._more = actor.more.options(**group)
-
-    def ask(self, request: bytes | None) -> Any:
-        """A call for the next reply, which hands in a request, if there is one."""
-        number = next(self._numbers)
-        return self._more.remote(number) if request is None else self._answer.remote(number, request)
-
-
-class _Loan(weakref.ref[Any]):
-    __slots__ = ("nbytes",)
-    nbytes: int
 
 
 class RayEngine:
@@ -118,14 +73,12 @@ class RayEngine:
         self._ray = session.ray
         self._reserves = session.reserves
         self.room_bytes = int(IN_FLIGHT_SHARE * session.store_bytes) or None
-        self._members: dict[int, _ActorMember] = {}
+        self._members: dict[int, ActorMember] = {}
         # What Ray's own thread hands over: who has an answer, or None from `wake`.
-        self._done: queue.SimpleQueue[_ActorMember | None] = queue.SimpleQueue()
-        self._heard: list[_ActorMember | None] = []
+        self._done: queue.SimpleQueue[ActorMember | None] = queue.SimpleQueue()
+        self._heard: list[ActorMember | None] = []
         self._events: deque[Event] = deque()
-        self._loans: dict[int, _Loan] = {}
-        self._lent_bytes = 0
-        self._small_store = False
+        self._loans = Loans(session.store_bytes)
         self._warn_of_small_store(session)
         self._work = self._ray.put(plan.work)
         self._looked_s = time.monotonic()
@@ -177,17 +130,17 @@ class RayEngine:
             **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
         patience_s = PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S
-        member = _ActorMember(worker, actor, patience_s, haven, overlaps=p.owns_memory)
+        member = ActorMember(worker, actor, patience_s, haven, overlaps=p.owns_memory)
         self._members[worker] = member
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
         self._watch(member, "start", actor.start.remote())
         member.presence = self._future(member, actor.stay.options(concurrency_group="presence").remote())
 
-    def _watch(self, member: _ActorMember, kind: str, ref: Any) -> None:
+    def _watch(self, member: ActorMember, kind: str, ref: Any) -> None:
         member.calls.append((kind, self._future(member, ref)))
 
-    def _future(self, member: _ActorMember, ref: Any) -> Any:
+    def _future(self, member: ActorMember, ref: Any) -> Any:
         future = ref.future()
         future.add_done_callback(lambda _: self._done.put(member))
         return future
@@ -201,7 +154,7 @@ class RayEngine:
         else:
             self._ask(member, message)
 
-    def _ask(self, member: _ActorMember, request: Request) -> None:
+    def _ask(self, member: ActorMember, request: Request) -> None:
         if member.awaited_s is None:
             member.awaited_s = time.monotonic()
         self._watch(member, "answer", member.ask(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
@@ -258,7 +211,7 @@ class RayEngine:
             self._looked_s = now_s
             self._look_at_cluster(now_s)
 
-    def _start_anew(self, member: _ActorMember, haven: str | None) -> None:
+    def _start_anew(self, member: ActorMember, haven: str | None) -> None:
         self._kill(member)  # and what it was sent with it; another queues in its place
         self._start(member.worker, haven)
         self._events.append(Late(member.worker))
@@ -279,12 +232,12 @@ class RayEngine:
         news = [member for member in failed if not member.asked_about]
         for member in news:
             member.asked_about = True
-        self._desert({member.node: _error_of(member) for member in news})
+        self._desert({member.node: member.errors()[0] for member in news})
         for member in failed:
             assert member.failed_s is not None
             spoken = not member.calls or member.calls[0][1].done()
             if self._members.get(member.worker) is member and (spoken or now_s >= member.failed_s + _LAST_WORDS_S):
-                self._lost(member, _error_of(member))
+                self._lost(member, member.errors()[0])
 
     def _look_for_lost_nodes(self) -> None:
         """Processes of a node that was lost may take 2 s to notice it, and their calls fail only then."""
@@ -299,7 +252,7 @@ class RayEngine:
         for member in [m for m in self._members.values() if m.node in gone]:
             self._lost(member, nodes[member.node], deserted=True)
 
-    def _late(self, now_s: float) -> list[_ActorMember]:
+    def _late(self, now_s: float) -> list[ActorMember]:
         """Those that others had better stand in for."""
         members = list(self._members.values())
         waits = {m: now_s - m.awaited_s for m in members if m.pid is None and m.awaited_s is not None}
@@ -333,13 +286,13 @@ class RayEngine:
             if missing is not None:
                 self._strand(list(self._members.values()), missing)
 
-    def _strand(self, members: list[_ActorMember], text: str) -> None:
+    def _strand(self, members: list[ActorMember], text: str) -> None:
         for member in members:
             del self._members[member.worker]
             self._kill(member)
             self._events.append(Unschedulable(member.worker, text))
 
-    def _hear(self, member: _ActorMember | None) -> None:
+    def _hear(self, member: ActorMember | None) -> None:
         """What an actor answered, in the order of the calls: callbacks may come in another, a death before a reply."""
         if member is None:
             return
@@ -348,10 +301,10 @@ class RayEngine:
                 return  # of an actor that is gone: its death was reported
             kind, future = member.calls.popleft()
             self._hear_call(member, kind, future.result())
-        if member.failed_s is None and _errors_of(member):
+        if member.failed_s is None and member.errors():
             member.failed_s = time.monotonic()
 
-    def _hear_call(self, member: _ActorMember, kind: str, result: Any) -> None:
+    def _hear_call(self, member: ActorMember, kind: str, result: Any) -> None:
         if kind == "hello":
             member.pid, member.node, member.host = result
             self._nodes[member.worker] = member.node
@@ -362,7 +315,7 @@ class RayEngine:
         elif result is not None:
             self._answered(member, *result)
 
-    def _started(self, member: _ActorMember, result: Any) -> None:
+    def _started(self, member: ActorMember, result: Any) -> None:
         if isinstance(result, Failure):
             del self._members[member.worker]
             self._kill(member)
@@ -371,37 +324,19 @@ class RayEngine:
             member.joined = True
             self._events.append(Joined(member.worker, member.pid, member.host))
 
-    def _answered(self, member: _ActorMember, data: bytes, regions: list[Any]) -> None:
+    def _answered(self, member: ActorMember, data: bytes, regions: list[Any]) -> None:
         reply = loads(data)
         if reply.more:
             self._watch(member, "answer", member.ask(None))
-        self._events.append(Arrived(member.worker, deliver(reply, lambda i: self._lend(regions[i]), self._crowded)))
+        self._events.append(
+            Arrived(member.worker, deliver(reply, lambda i: self._loans.lend(regions[i]), self._loans.crowded))
+        )
 
-    def _lend(self, region: Any) -> Bytes:
-        # NumPy makes the last array of a chain of views the base of further ones: its death says that all are gone.
-        owner = region
-        while isinstance(owner.base, np.ndarray):
-            owner = owner.base
-        loan = _Loan(owner, self._returned)
-        loan.nbytes = region.nbytes
-        self._loans[id(loan)] = loan
-        self._lent_bytes += loan.nbytes
-        memory: Bytes = region
-        return memory
-
-    def _returned(self, loan: Any) -> None:
-        if self._loans.pop(id(loan), None) is not None:
-            self._lent_bytes -= loan.nbytes
-
-    def _crowded(self, parcel: Parcel) -> bool:
-        store = self._session.store_bytes if self._session is not None else 0
-        return store > 0 and self._lent_bytes > LENT_SHARE * store
-
-    def _lost(self, member: _ActorMember, error: BaseException, *, deserted: bool = False) -> None:
+    def _lost(self, member: ActorMember, error: BaseException, *, deserted: bool = False) -> None:
         """A call came to nothing: the actor, its node or its object is gone."""
         del self._members[member.worker]
         self._kill(member)
-        text = f"died ({type(error).__name__}: {_shortened(str(error))})"
+        text = f"died ({type(error).__name__}: {shortened(str(error))})"
         self._events.append(Died(member.worker, text, member.pid, node=member.host, deserted=deserted))
 
     # --------------------------------------------------------------------------------------- end
@@ -417,11 +352,11 @@ class RayEngine:
                 found[worker] = f"no Python stack ({type(error).__name__})"
         return found
 
-    def _kill(self, member: _ActorMember) -> None:
+    def _kill(self, member: ActorMember) -> None:
         with contextlib.suppress(Exception):  # it is gone already, or Ray itself is
             self._ray.kill(member.actor)
 
-    def _end(self, members: list[_ActorMember]) -> None:
+    def _end(self, members: list[ActorMember]) -> None:
         if not self._ray.is_initialized():
             return
         try:
@@ -445,19 +380,3 @@ class RayEngine:
         if self._session is not None:  # step 4
             session, self._session = self._session, None
             disconnect(session)
-
-
-def _shortened(text: str) -> str:
-    """Ray's words in one line: what it says first, and the end of a traceback, where the cause is."""
-    words = " ".join(_ESCAPES.sub("", text).split())
-    return words if len(words) <= _WORDS else f"{words[: _WORDS // 2]} ... {words[-_WORDS // 2 :]}"
-
-
-def _errors_of(member: _ActorMember) -> list[BaseException]:
-    """What those of its calls came to that failed, in their order."""
-    futures = [*(future for _, future in member.calls), member.presence]
-    return [error for future in futures if future.done() and (error := future.exception())]
-
-
-def _error_of(member: _ActorMember) -> BaseException:
-    return _errors_of(member)[0]
