@@ -144,11 +144,26 @@ class Crew:
         if member.doomed is not None:
             error, member.doomed = member.doomed, None
             run.fail(unit, error)
-        elif self._max_tasks is not None and member.sent >= self._max_tasks:
-            member.waiting.append(Ticket(run, unit))
-            self._replace_worn(worker)
         else:
-            self._send(worker, Ticket(run, unit))
+            member.waiting.append(Ticket(run, unit))
+            self._send_waiting(worker)
+
+    def _send_waiting(self, worker: int) -> None:
+        """Send what waits for a worker, as far as it may have it now; one that has done its tasks is replaced first."""
+        member = self.roster[worker]
+        while member.waiting and not (member.singly and member.unanswered):
+            if self._max_tasks is not None and member.sent >= self._max_tasks and not self._replaced(worker):
+                return
+            self._send(worker, member.waiting.pop(0))
+
+    def _replaced(self, worker: int) -> bool:
+        """Whether a worker that has done its tasks could be replaced: not before all of them are answered."""
+        member = self.roster[worker]
+        if member.unanswered or member.dying:
+            return False
+        self.engine().retire_worker(worker)
+        member.state, member.sent = "absent", 0
+        return True
 
     def _send(self, worker: int, ticket: Ticket) -> None:
         member = self.roster[worker]
@@ -173,6 +188,7 @@ class Crew:
             member.forget(run)
             if member.state != "absent" and not self.closed:
                 self.engine().send(worker, Drop(run.number))
+                self._send_waiting(worker)
                 self._let_go(worker)
         self._waits.wake()
 
@@ -274,20 +290,6 @@ class Crew:
         member.incarnation += 1
         return None
 
-    def _replace_worn(self, worker: int) -> None:
-        """Replace a worker that has done its tasks, once all of them are answered; then send what waited."""
-        member = self.roster[worker]
-        if member.unanswered or member.dying:
-            return
-        waiting, member.waiting = member.waiting, []
-        self.engine().retire_worker(worker)
-        member.state = "absent"
-        for i, ticket in enumerate(waiting):
-            if self._max_tasks is not None and i >= self._max_tasks:
-                member.waiting.append(ticket)
-            else:
-                self._send(worker, ticket)
-
     # ------------------------------------------------------------------------------------------- events
 
     def take_events(self) -> None:
@@ -338,6 +340,7 @@ class Crew:
         self._count(worker, reply, starved=ticket is None or ticket.starved)
         if not reply.more:
             member.unanswered.pop(reply.number, None)
+            member.singly = max(0, member.singly - 1)
         if ticket is not None:
             for parcel in reply.payloads:
                 assert isinstance(parcel, Parcel)
@@ -346,7 +349,7 @@ class Crew:
                 reply.failure = self._placed(reply.failure, worker)
             ticket.run.receive(ticket.unit, reply)
         if member.waiting:
-            self._replace_worn(worker)
+            self._send_waiting(worker)
         elif not member.at_work:
             self._let_go(worker)
         elif member.deputy is not None:
@@ -402,6 +405,8 @@ class Crew:
             tickets = self._give_up(worker, tickets, error, starting=starting)
         if event.deserted:
             self.roster.appoint_deputy(worker)
+        elif self.engine().may_lose:
+            member.singly = len(tickets)
         self._send_again(tickets, worker)
         if event.deserted or member.deputy is not None:
             self._bring_back(worker)

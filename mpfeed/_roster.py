@@ -78,7 +78,9 @@ class Member:
         incarnation: how often it was started.
         sent: requests of this incarnation.
         unanswered: what it was sent, by the request's number.
-        waiting: what is held back until a worker that has done ``max_tasks_per_worker`` is replaced.
+        waiting: what is held back: until a worker that has done ``max_tasks_per_worker`` is replaced, or one by one.
+        singly: units still to be sent one by one. It died where answers may be lost with their worker, so that the one
+            that is blamed need not be the deadly one.
         at_work: given new work. Not at work, a worker finishes what it has begun and ends.
         coming: it will be at work once it is ready.
         dying: its death is among the events that are being taken.
@@ -94,6 +96,7 @@ class Member:
     sent: int = 0
     unanswered: dict[int, Ticket] = field(default_factory=dict)
     waiting: list[Ticket] = field(default_factory=list)
+    singly: int = 0
     at_work: bool = True
     coming: bool = False
     dying: bool = False

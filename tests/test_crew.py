@@ -117,6 +117,40 @@ def test_a_worker_whose_machine_is_gone_is_started_elsewhere_while_another_does_
     crew.wait_for(second.answer)
 
 
+@pytest.mark.parametrize("may_lose", [False, True])
+def test_after_a_death_units_go_one_by_one_where_an_answer_may_be_lost_with_its_worker(may_lose: bool) -> None:
+    engine: Any = Scripted()
+    engine.may_lose = may_lose
+    crew = crew_of(engine, 1)
+    run, other = CallRun(crew, together=False), CallRun(crew, together=False)
+    calls = [asker.ask(Arguments([0], flatten(0)[1])) for asker in (run, other)]
+    engine.alive.clear()
+    engine.coming.append(Died(0, "was killed"))
+    with crew.lock:
+        crew.take_events()
+    assert len(engine.sent) == (3 if may_lose else 4)
+    engine.coming.append(answer(engine.sent[2].number))
+    crew.wait_for(calls[0].answer)
+    assert len(engine.sent) == 4
+    engine.coming.append(answer(engine.sent[3].number))
+    crew.wait_for(calls[1].answer)
+
+
+def test_what_waits_for_an_answer_is_sent_when_nobody_wants_that_any_more() -> None:
+    engine: Any = Scripted()
+    engine.may_lose = True
+    crew = crew_of(engine, 1)
+    dropped, other = CallRun(crew, together=False), CallRun(crew, together=False)
+    for asker in (dropped, other):
+        asker.ask(Arguments([0], flatten(0)[1]))
+    engine.alive.clear()
+    engine.coming += [Died(0, "was killed"), Joined(0)]
+    with crew.lock:
+        crew.take_events()
+        crew.drop(dropped)
+    assert engine.sent[-1].run == other.number
+
+
 @pytest.mark.parametrize("deserted", [True, False])
 def test_idle_workers_whose_machine_is_gone_are_started_at_once_also_where_nobody_is_left(deserted: bool) -> None:
     engine: Any = Scripted()

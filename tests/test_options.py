@@ -173,6 +173,7 @@ def test_a_source_that_cannot_travel_is_refused_with_the_name_of_the_variable() 
         (lambda: mpfeed.Process(memory_limit="1G"), TypeError, "memory_limit='1G'"),  # type: ignore[arg-type]
         (lambda: mpfeed.Ray(num_cpus=-1), ValueError, "num_cpus=-1"),
         (lambda: mpfeed.Ray(num_cpus="two"), TypeError, "num_cpus='two'"),  # type: ignore[arg-type]
+        (lambda: mpfeed.Ray(address="ray://head:10001"), ValueError, "run the training on a node of the cluster"),
         (lambda: mpfeed.Ray(address=5), TypeError, "address=5"),  # type: ignore[arg-type]
         (lambda: mpfeed.Ray(resources=[1]), TypeError, r"resources=\[1\]"),  # type: ignore[arg-type]
         (lambda: mpfeed.Ray(runtime_env="x"), TypeError, "runtime_env='x'"),  # type: ignore[arg-type]

@@ -214,9 +214,9 @@ def test_a_worker_whose_process_does_not_come_is_brought_to_a_haven(
     local_ray: Any, keep: Keep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = local_ray.get_runtime_context().get_node_id()
-    answers = iter([[], [here]])  # while it starts, and when it is late
+    answers = iter([[here], [here]])  # when it is late, and again: it is starting there
     monkeypatch.setattr(ray_engine, "havens", lambda *_: next(answers, []))
-    monkeypatch.setattr(ray_engine, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(ray_engine, "_FIRST_PATIENCE_S", 0.0)
     monkeypatch.setattr(ray_engine, "_LOOK_S", 0.0)
     feed = keep(mpfeed.from_generator(counted, workers=1, backend=Ray()))
     elements = iter(feed)
@@ -226,6 +226,7 @@ def test_a_worker_whose_process_does_not_come_is_brought_to_a_haven(
     engine._deserted_s = time.monotonic()
     assert numbers(elements) == list(range(21))
     assert engine._members[0].haven == here
+    assert list(answers) == [[here]]
 
 
 @pytest.mark.long

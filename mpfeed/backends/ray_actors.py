@@ -11,7 +11,7 @@ from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze
 from mpfeed.backends.base import Engine, Plan
 from mpfeed.backends.ray_nodes import fitting
-from mpfeed.backends.ray_session import connect, release
+from mpfeed.backends.ray_session import CLIENT, NO_CLIENT, connect, release
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Ray:
     """Run the source in Ray actors, on this machine or a cluster.
 
     Args:
-        address: of a running cluster ("auto", "ray://...", "host:port"); None uses the Ray this process is connected
-            to, or starts a local one, which mpfeed then stops.
+        address: of a running cluster ("auto", "host:port"), on a node of which this process runs; None uses the Ray
+            this process is connected to, or starts a local one, which mpfeed then stops.
         num_cpus: logical CPUs an actor reserves; 0 and fractions too. A Ray that mpfeed starts itself is not limited
             by cores.
         resources: custom resources an actor reserves.
@@ -47,6 +47,8 @@ class Ray:
             raise ValueError(f"num_cpus={self.num_cpus}: give 0 or more")
         if self.address is not None and not isinstance(self.address, str):
             raise TypeError(f"address={self.address!r}: give the address of a cluster, or None")
+        if self.address is not None and self.address.startswith(CLIENT):
+            raise ValueError(f"address={self.address!r}: {NO_CLIENT}")
         for name in ("resources", "runtime_env", "label_selector"):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), dict):
                 raise TypeError(f"{name}={getattr(self, name)!r}: give a dict, or None")

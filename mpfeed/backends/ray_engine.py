@@ -222,10 +222,20 @@ class RayEngine:
 
     def _look_for_havens(self, now_s: float) -> None:
         """Those who have no process yet may have been sent to a node that is gone: bring them to one with room."""
-        slow = [m for m in self._members.values() if m.pid is None and now_s >= m.started_s + PATIENCE_S]
-        if slow:
-            for member, haven in zip(slow, self._havens(), strict=False):
-                self._start_anew(member, haven)
+        slow = [
+            member
+            for member in self._members.values()
+            if member.pid is None
+            and now_s >= member.started_s + (PATIENCE_S if self._nodes[member.worker] else _FIRST_PATIENCE_S)
+        ]
+        if not slow:
+            return
+        self._addresses = addresses(self._ray)
+        sent = {m.haven for m in slow if m.haven is not None}
+        gone = refusing({node: self._addresses[node] for node in sent if node in self._addresses})
+        lost = [m for m in slow if m.haven is None or m.haven in gone]  # others are starting where they were sent
+        for member, haven in zip(lost, self._havens() if lost else [], strict=False):
+            self._start_anew(member, haven)
 
     def _look_at_failed(self, now_s: float) -> None:
         failed = [member for member in self._members.values() if member.failed_s is not None]
@@ -235,7 +245,7 @@ class RayEngine:
         self._desert({member.node: member.errors()[0] for member in news})
         for member in failed:
             assert member.failed_s is not None
-            spoken = not member.calls or member.calls[0][1].done()
+            spoken = not member.calls or (member.calls[0][1].done() and member.calls[0][1].exception())
             if self._members.get(member.worker) is member and (spoken or now_s >= member.failed_s + _LAST_WORDS_S):
                 self._lost(member, member.errors()[0])
 

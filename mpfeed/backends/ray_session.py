@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 # The concurrency group of an actor that runs two calls at a time. Ray begins its calls in order, as it would not with
 # max_concurrency=2: then two that wait for a third could keep it from beginning.
 OVERLAPPING = "overlapping"
+CLIENT = "ray://"
+NO_CLIENT = (
+    "a Ray Client is outside the cluster and has no object store to read batches from: run the training on a node of "
+    'the cluster (ray job submit), and give "auto"'
+)
 
 
 def _import_ray() -> Any:
@@ -71,9 +76,13 @@ def _address(backend: Ray) -> str | None:
 
 def _start(ray: Any, backend: Ray) -> bool:
     if ray.is_initialized():
+        if ray.util.client.ray.is_connected():
+            raise MpfeedError(f"this process is connected to Ray through a client: {NO_CLIENT}")
         return False
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "warning", "include_dashboard": False}
     address = _address(backend)
+    if address is not None and address.startswith(CLIENT):
+        raise MpfeedError(f"RAY_ADDRESS={address}: {NO_CLIENT}")
     if address is not None:
         # Only a job's environment may name folders of this machine (py_modules=[mpfeed]); Ray uploads them.
         ray.init(address=address, log_to_driver=False, logging_level="warning", runtime_env=backend.runtime_env)
