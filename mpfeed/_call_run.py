@@ -50,7 +50,7 @@ class Call:
 
 
 @dataclass(slots=True, eq=False)
-class _Message:
+class Message:
     """Calls that travel together; those at the front are answered first."""
 
     calls: deque[Call]
@@ -99,7 +99,7 @@ class CallRun:
             if self.crew.roster.load(worker) >= (1 if self.crew.exact else AHEAD):
                 return
             calls = deque(self._waiting.popleft() for _ in range(self._gathered()))
-            self.crew.submit(self, _Message(calls, len(calls)), worker)
+            self.crew.submit(self, Message(calls, len(calls)), worker)
 
     def _gathered(self) -> int:
         """How many of the calls that wait go into the next message."""
@@ -110,12 +110,12 @@ class CallRun:
         share = -(-len(self._waiting) // self.crew.workers)
         return max(1, min(quick, share, self._most))
 
-    def request(self, number: int, unit: _Message, worker: int, incarnation: int) -> Calls:
+    def request(self, number: int, unit: Message, worker: int, incarnation: int) -> Calls:
         """See ``Run.request``."""
         arguments = tuple(call.arguments for call in unit.calls if call.arguments is not None)
         return Calls(number, self.number, arguments, self.crew.traced)
 
-    def receive(self, unit: _Message, reply: Reply) -> None:
+    def receive(self, unit: Message, reply: Reply) -> None:
         """See ``Run.receive``: results and, after them, a failure answer the calls in their order."""
         for parcel in reply.payloads:
             assert isinstance(parcel, Parcel)
@@ -127,26 +127,26 @@ class CallRun:
             self._send_waiting()
 
     @staticmethod
-    def _next(unit: _Message) -> Call:
+    def _next(unit: Message) -> Call:
         call = unit.calls.popleft()
         call.arguments = None
         return call
 
-    def fail(self, unit: _Message, error: MpfeedError) -> None:
+    def fail(self, unit: Message, error: MpfeedError) -> None:
         """See ``Run.fail``."""
         while unit.calls:
             self._next(unit).error = error
         self._send_waiting()
 
-    def answered(self, unit: _Message) -> bool:
+    def answered(self, unit: Message) -> bool:
         """See ``Run.answered``."""
         return not unit.calls
 
-    def position(self, unit: _Message) -> Hashable:
+    def position(self, unit: Message) -> Hashable:
         """See ``Run.position``: a call alone counts its own deaths, several cannot tell whose it was."""
         return unit.calls[0].number if unit.count == 1 else ("calls", unit.calls[0].number)
 
-    def describe(self, unit: _Message) -> str:
+    def describe(self, unit: Message) -> str:
         """See ``Run.describe``."""
         first, last = unit.calls[0].number, unit.calls[-1].number
         return f"call {first}" if first == last else f"calls {first} to {last}"
@@ -159,14 +159,14 @@ class CallRun:
         """See ``Run.resized``."""
         self._send_waiting()
 
-    def retry(self, unit: _Message) -> list[_Message]:
+    def retry(self, unit: Message) -> list[Message]:
         """See ``Run.retry``: one by one, so that the deadly call is found."""
-        return [_Message(deque([call]), 1) for call in unit.calls]
+        return [Message(deque([call]), 1) for call in unit.calls]
 
-    def narrow(self, unit: _Message, error: MpfeedError) -> list[_Message]:
+    def narrow(self, unit: Message, error: MpfeedError) -> list[Message]:
         """See ``Run.narrow``: of several calls, each by itself tells whether it was the deadly one."""
         return self.retry(unit) if unit.count > 1 else []
 
-    def starves(self, unit: _Message) -> bool:
+    def starves(self, unit: Message) -> bool:
         """See ``Run.starves``."""
         return True

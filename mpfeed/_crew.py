@@ -151,7 +151,7 @@ class Crew:
     def _send_waiting(self, worker: int) -> None:
         """Send what waits for a worker, as far as it may have it now; one that has done its tasks is replaced first."""
         member = self.roster[worker]
-        while member.waiting and not (member.singly and member.unanswered):
+        while member.waiting and not ((member.singly or self.exact) and member.unanswered):
             if self._max_tasks is not None and member.sent >= self._max_tasks and not self._replaced(worker):
                 return
             self._send(worker, member.waiting.pop(0))
@@ -161,7 +161,8 @@ class Crew:
         member = self.roster[worker]
         if member.unanswered or member.dying:
             return False
-        self.engine().retire_worker(worker)
+        if member.state != "absent":
+            self.engine().retire_worker(worker)
         member.state, member.sent = "absent", 0
         return True
 
@@ -188,7 +189,8 @@ class Crew:
             member.forget(run)
             if member.state != "absent" and not self.closed:
                 self.engine().send(worker, Drop(run.number))
-                self._send_waiting(worker)
+                if self.engine().may_lose:  # what was not begun is not answered there
+                    self._send_waiting(worker)
                 self._let_go(worker)
         self._waits.wake()
 
@@ -313,7 +315,7 @@ class Crew:
             case Died():
                 self._died(event, member)
             case Late():
-                member.incarnation += 1  # what it was sent is gone with it
+                member.incarnation, member.sent = member.incarnation + 1, 0  # what it was sent is gone with it
                 if member.deputy is None:
                     self.roster.appoint_deputy(event.worker)
                 self._send_again(member.take_tickets(), event.worker)
@@ -389,8 +391,10 @@ class Crew:
     def _died(self, event: Died, member: Member) -> None:
         worker = event.worker
         starting = member.state == "starting"
-        tickets = [ticket for ticket in member.take_tickets() if not ticket.run.answered(ticket.unit)]
+        answered, tickets = _parted(member.take_tickets())
         member.state, member.sent, member.dying = "absent", 0, False
+        may_lose = self.engine().may_lose and not event.deserted
+        member.singly = int(may_lose)
         member.count.restarts += 1
         blamed = tickets[0] if tickets else None
         place: Hashable = ("start", worker) if starting else ("idle", worker)
@@ -405,14 +409,17 @@ class Crew:
             tickets = self._give_up(worker, tickets, error, starting=starting)
         if event.deserted:
             self.roster.appoint_deputy(worker)
-        elif self.engine().may_lose:
-            member.singly = len(tickets)
         self._send_again(tickets, worker)
+        for ticket in answered:
+            ticket.run.resized()  # the word that it was the last, after which more is sent, does not come
+        if may_lose:
+            member.singly = member.load
         if event.deserted or member.deputy is not None:
             self._bring_back(worker)
 
     def _bring_back(self, worker: int) -> None:
-        if self.roster[worker].state == "absent" and not self.closed:
+        member = self.roster[worker]
+        if member.state == "absent" and member.at_work and not self.closed:
             self._start(worker)
 
     def _give_up(self, worker: int, tickets: list[Ticket], error: WorkerDied, *, starting: bool) -> list[Ticket]:
@@ -488,6 +495,12 @@ def _count(count: WorkerCount, reply: Reply, *, starved: bool) -> float:
     for parcel in parcels:
         parcel.ready_s = made_s
     return made_s
+
+
+def _parted(tickets: list[Ticket]) -> tuple[list[Ticket], list[Ticket]]:
+    """Those of which all has come, but not the word that it was the last; and the others."""
+    answered = [ticket for ticket in tickets if ticket.run.answered(ticket.unit)]
+    return answered, [ticket for ticket in tickets if ticket not in answered]
 
 
 def _fail(tickets: list[Ticket], error: MpfeedError) -> None:

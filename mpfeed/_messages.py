@@ -254,7 +254,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A worker does not start in time, and others are there: it may join later, without what it was sent."""
+    """A worker does not start in time and is started anew: it may join later, without what it was sent."""
 
     worker: int
 

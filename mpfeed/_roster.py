@@ -201,7 +201,7 @@ class Roster:
         return worker
 
     def appoint_deputy(self, worker: int) -> None:
-        """Somebody who is ready and stands in for nobody's absence; nobody where there is no such worker."""
+        """Somebody who is ready, with the least to do and to stand in for; nobody where there is no such worker."""
         there = [w for w in self.at_work if w != worker and self.members[w].deputy is None]
         ready = [w for w in there if self.members[w].state == "ready" and not self.members[w].dying]
         if ready:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 from mpfeed._auto import Auto
-from mpfeed._call_run import CallRun
+from mpfeed._call_run import Call, CallRun, Message
 from mpfeed._crew import Crew
-from mpfeed._errors import MpfeedError, WorkerDied
+from mpfeed._errors import MpfeedError, WorkerDied, WorkerError
 from mpfeed._layout import Layout
-from mpfeed._messages import Arguments, Arrived, Died, Event, Joined, Parcel, Reply
+from mpfeed._messages import Arguments, Arrived, Died, Event, Joined, Late, Parcel, Reply, StartFailed
 from mpfeed._producer import Settings
 from mpfeed._roster import Roster
+from mpfeed._serialize import failure_of
 from mpfeed._structure import flatten
 from mpfeed.backends.base import Plan
 
@@ -134,6 +136,68 @@ def test_after_a_death_units_go_one_by_one_where_an_answer_may_be_lost_with_its_
     assert len(engine.sent) == 4
     engine.coming.append(answer(engine.sent[3].number))
     crew.wait_for(calls[1].answer)
+
+
+def test_where_the_first_death_ends_all_calls_of_a_deadly_message_go_one_by_one() -> None:
+    engine: Any = Scripted()
+    engine.may_lose = True
+    crew = crew_of(engine, 1, max_restarts=0)
+    run = CallRun(crew, together=False)
+    with crew.lock:
+        calls = [Call(number, Arguments([0], flatten(0)[1])) for number in range(4)]
+        crew.submit(run, Message(deque(calls), 4), 0)
+        engine.alive.clear()
+        engine.coming.append(Died(0, "was killed"))
+        crew.take_events()
+    assert [len(request.arguments) for request in engine.sent] == [4, 1]
+    engine.coming.append(answer(engine.sent[1].number))
+    with crew.lock:
+        crew.take_events()
+    assert calls[0].answered
+    assert [len(request.arguments) for request in engine.sent] == [4, 1, 1]
+
+
+def test_calls_that_waited_for_a_message_are_sent_though_its_worker_died_after_the_last_answer() -> None:
+    engine: Any = Scripted()
+    engine.may_lose = True
+    crew = crew_of(engine, 1, max_restarts=0)
+    run = CallRun(crew, together=False)
+    first, second = (run.ask(Arguments([0], flatten(0)[1])) for _ in range(2))
+    engine.alive.clear()
+    early = answer(engine.sent[0].number)
+    engine.coming += [replace(early, reply=replace(early.reply, more=True)), Died(0, "was killed")]
+    crew.wait_for(first.answer)
+    with pytest.raises(WorkerDied):
+        crew.wait_for(second.answer)
+
+
+def test_a_worker_that_never_came_up_is_not_replaced_after_its_tasks() -> None:
+    engine: Any = Scripted()
+    crew = crew_of(engine, 1, max_tasks=1)
+    run = CallRun(crew, together=False)
+    calls = [run.ask(Arguments([0], flatten(0)[1])) for _ in range(3)]
+    engine.coming = [StartFailed(0, failure_of(ValueError("no table"), "worker_init", remote=True))]
+    engine.alive.clear()
+    for call in calls[:2]:
+        with pytest.raises(WorkerError, match="no table"):
+            crew.wait_for(call.answer)
+    engine.coming.append(answer(engine.sent[-1].number))
+    crew.wait_for(calls[2].answer)
+
+
+def test_a_worker_that_was_started_anew_has_all_its_tasks_before_it() -> None:
+    engine: Any = Scripted()
+    crew = crew_of(engine, 1, max_tasks=1)
+    run = CallRun(crew, together=False)
+    call = run.ask(Arguments([0], flatten(0)[1]))
+    engine.retired = []
+    engine.retire_worker = engine.retired.append
+    engine.coming = [Late(0)]
+    with crew.lock:
+        crew.take_events()
+    assert engine.retired == []
+    engine.coming.append(answer(engine.sent[-1].number))
+    crew.wait_for(call.answer)
 
 
 def test_what_waits_for_an_answer_is_sent_when_nobody_wants_that_any_more() -> None:

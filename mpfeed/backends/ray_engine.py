@@ -129,13 +129,16 @@ class RayEngine:
             max_task_retries=0,
             **labels,
         ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
-        patience_s = PATIENCE_S if worker in self._nodes else _FIRST_PATIENCE_S
-        member = ActorMember(worker, actor, patience_s, haven, overlaps=p.owns_memory)
+        member = ActorMember(worker, actor, self._patience_s(worker), haven, overlaps=p.owns_memory)
         self._members[worker] = member
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
         self._watch(member, "start", actor.start.remote())
         member.presence = self._future(member, actor.stay.options(concurrency_group="presence").remote())
+
+    def _patience_s(self, worker: int) -> float:
+        """How long it may take until there is a process, if nothing is wrong."""
+        return PATIENCE_S if self._nodes.get(worker) else _FIRST_PATIENCE_S
 
     def _watch(self, member: ActorMember, kind: str, ref: Any) -> None:
         member.calls.append((kind, self._future(member, ref)))
@@ -217,17 +220,15 @@ class RayEngine:
         self._events.append(Late(member.worker))
 
     def _havens(self) -> list[str]:
+        if not answers(self._head):  # it would be waited for
+            return []
         sent = Counter(m.haven for m in self._members.values() if m.haven is not None and m.pid is None)
         return havens(self._ray, self._backend, sent)
 
     def _look_for_havens(self, now_s: float) -> None:
         """Those who have no process yet may have been sent to a node that is gone: bring them to one with room."""
-        slow = [
-            member
-            for member in self._members.values()
-            if member.pid is None
-            and now_s >= member.started_s + (PATIENCE_S if self._nodes[member.worker] else _FIRST_PATIENCE_S)
-        ]
+        members = [member for member in self._members.values() if member.pid is None]
+        slow = [member for member in members if now_s >= member.started_s + self._patience_s(member.worker)]
         if not slow:
             return
         self._addresses = addresses(self._ray)

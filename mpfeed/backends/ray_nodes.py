@@ -142,6 +142,8 @@ def refusing(addresses: dict[str, str]) -> set[str]:
 
 def _all_called(addresses: dict[str, str]) -> dict[str, OSError | None]:
     """What came of calling each, by their ids; those that answer nothing are waited for together."""
+    if not addresses:
+        return {}
     try:
         with ThreadPoolExecutor(_CALLERS) as pool:
             return dict(zip(addresses, pool.map(_called, addresses.values()), strict=True))
