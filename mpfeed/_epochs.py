@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed
@@ -32,6 +33,7 @@ class Epochs:
         # Begun for its first element alone (`element_spec`); begun because workers had nothing else to do.
         self._primed: BaseRun | None = None
         self._ahead: BaseRun | None = None
+        self._seen: dict[str, Any] = {}  # of the user's items, when the latest were read ahead
 
     @property
     def position(self) -> Position:
@@ -48,6 +50,7 @@ class Epochs:
             FeedClosed: the feed's ``epochs`` are over.
         """
         with crew.lock:  # under which other iterators read ahead
+            self._forget_outdated()
             run = self._primed or self._ahead or self._new(crew)
             if run is self._primed:
                 self._primed = None
@@ -72,6 +75,7 @@ class Epochs:
     def prime(self, crew: Crew) -> BaseRun:
         """The next iterator's run, for its first element, which stays."""
         with crew.lock:
+            self._forget_outdated()
             if self._primed is None:
                 self._primed, self._ahead = self._ahead or self._new(crew), None
                 self._primed.priming = True
@@ -82,21 +86,36 @@ class Epochs:
         with run.crew.lock:
             if self.begin is None or self._is_beyond(run.epoch + 1):
                 return None
-            self._ahead = self._ahead or self._run(run.crew, run.epoch + 1, None)
-            self._ahead.priming = self._ahead.ahead = True
-            return self._ahead
+            ahead = self._ahead or self._begun_ahead(run.crew, run.epoch + 1)
+            ahead.priming = True
+            return ahead
 
     def read_ahead(self, run: BaseRun) -> None:
         """Let workers that have nothing left to do in a run begin the next epoch. The crew's lock is held."""
         crew = run.crew
         if self._primed is not None or not any(run.issued_all(worker) for worker in crew.roster.at_work):
             return
+        self._forget_outdated()
         follows = run.epoch + 1 == self.next_epoch and self.begin is None
         if self._ahead is None and follows and not self._is_beyond(self.next_epoch):
-            self._ahead = self._run(crew, self.next_epoch, None)
-            self._ahead.ahead = True
+            self._begun_ahead(crew, self.next_epoch)
         if self._ahead is not None and all(run.issued_all(worker) for worker in range(crew.roster.most)):
             self._ahead.pump()
+            self._seen = self._plan.attributes()  # reading may change them too
+
+    def _begun_ahead(self, crew: Crew, epoch: int) -> BaseRun:
+        self._ahead, self._seen = self._run(crew, epoch, None), {}
+        self._ahead.ahead = True
+        return self._ahead
+
+    def _forget_outdated(self) -> None:
+        """Let go of what was read ahead from items that their user has changed since, for the next epoch."""
+        if self._ahead is None or not self._seen:
+            return
+        now = self._plan.attributes()
+        if now.keys() != self._seen.keys() or any(now[name] is not value for name, value in self._seen.items()):
+            self._ahead.close()
+            self._ahead = None
 
     def move(self, position: Position, crew: Crew | None) -> None:
         """Let the next iterator begin there."""

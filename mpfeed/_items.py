@@ -36,6 +36,10 @@ class Items:
                 f"shuffle=True needs items with a length and random access; {type(items).__name__} has not: list(items)"
             )
 
+    def attributes(self) -> dict[str, Any]:
+        """Those of the user's object as they are now: what changes them between epochs may change its items."""
+        return dict(getattr(self._items, "__dict__", {}))
+
     def epoch(self, seed: int, epoch: int) -> EpochItems:
         """The items in the order of an epoch."""
         return EpochItems(

@@ -44,6 +44,9 @@ class FeedPlan(Protocol):
     def run(self, crew: Crew, epoch: int, order_epoch: int, state: dict[str, Any] | None) -> GeneratorRun | MapRun:
         """A new run."""
 
+    def attributes(self) -> dict[str, Any]:
+        """What a run reads in this process, and its user may change between epochs."""
+
     def length(self) -> int | None:
         """Elements an epoch, where certain."""
 
@@ -91,6 +94,9 @@ class GeneratorPlan:
     def run(self, crew: Crew, epoch: int, order_epoch: int, state: dict[str, Any] | None) -> GeneratorRun:
         assert self.shards is not None
         return GeneratorRun(crew, epoch, self.options, self.shards, state)
+
+    def attributes(self) -> dict[str, Any]:
+        return {}
 
     def length(self) -> int | None:
         return None
@@ -142,6 +148,9 @@ class MapPlan:
         start = 0 if state is None else state["items"]
         course = Course(self.items.epoch(self.seed, order_epoch), self.part, self.source.skip_errors, start)
         return MapRun(crew, epoch, self.options, course)
+
+    def attributes(self) -> dict[str, Any]:
+        return self.items.attributes()
 
     def length(self) -> int | None:
         if self.items.length is None or self.source.skip_errors:

@@ -507,6 +507,33 @@ def test_at_most_buffer_messages_of_the_next_epoch_are_made_and_none_beyond_the_
     assert [tally.lines().count(epoch) for epoch in "01"] == [16, 16]
 
 
+class Curriculum:
+    """Items that their user changes for each epoch; reading them leaves a mark of its own."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.read = 0
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> int:
+        self.read += 1
+        return self.epoch
+
+
+def test_items_that_change_between_epochs_are_those_of_their_epoch(backend: BackendName, keep: Keep) -> None:
+    items = Curriculum()
+    feed = keep(mpfeed.from_map(abs, items, workers=2, batch_size=4, backend=backend))
+    for items.epoch in range(3):
+        assert {int(value) for batch in feed for value in batch} == {items.epoch}
+    read, epochs = items.read, 8
+    for _ in range(epochs):
+        assert len(list(feed)) == 6
+    # What was read ahead of an epoch whose items stayed is not read again, but for that of the epoch to come.
+    assert items.read <= read + epochs * 24 + 2 * 3 * 4
+
+
 def test_what_was_read_ahead_is_not_more_than_buffer_messages(tally: Tally, keep: Keep) -> None:
     notes = Tally(tally.path)
 
