@@ -21,6 +21,7 @@ from typing import Literal
 
 from mpfeed._cpus import busy_share, usable_cpus
 from mpfeed._memory import usable_memory
+from mpfeed.backends.ray_session import CLIENT, NO_CLIENT
 
 _GIB = 1 << 30
 # A worker takes four descriptors in the training process while it starts; TensorFlow and Ray some hundreds.
@@ -200,7 +201,9 @@ def ray() -> Finding:
     if address in ("", "auto", "local"):
         with suppress(OSError):
             address = _RAY_CLUSTER.read_text().strip()
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith(CLIENT):
+        return Finding("Ray", f"RAY_ADDRESS={address}: {NO_CLIENT}", "advice", "unset RAY_ADDRESS")
+    host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return Finding("Ray", 'installed, no cluster is running here; backend="ray" starts one of its own')
     try:

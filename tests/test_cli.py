@@ -37,6 +37,8 @@ def test_doctor_names_a_cluster_that_cannot_be_reached(monkeypatch: pytest.Monke
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", f"ray://{address}")
+        assert "has no object store" in _doctor.ray().found
+        monkeypatch.setenv("RAY_ADDRESS", address)
         refused = _doctor.ray()
         listener.listen()
         answered = _doctor.ray()
