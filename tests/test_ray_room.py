@@ -452,6 +452,21 @@ def test_of_a_ray_that_mpfeed_started_no_folder_stays() -> None:
         assert [path for path in Path(folder).rglob("*") if path.name.startswith("session_")] == []
 
 
+def test_a_ray_that_mpfeed_started_has_the_workers_of_its_feeds_and_no_idle_ones() -> None:
+    program = (
+        "import os, psutil, sys, mpfeed\n"
+        "with mpfeed.from_map(lambda i: os.getpid(), range(3), workers=1, backend='ray') as feed:\n"
+        "    actors = {int(pid) for pid in feed}\n"
+        "    lines = {c.pid: ' '.join(c.cmdline()) for c in psutil.Process().children(recursive=True)}\n"
+        "    assert 'RAY_prestart_worker_first_driver' not in os.environ\n"
+        "kinds = 'ray::IDLE', 'ray::Actor', sys.executable\n"  # the last before it has taken the title of its task
+        "workers = {p for p, l in lines.items() if l.startswith(kinds) and ('ray::' in l or 'default_worker' in l)}\n"
+        "print(workers == actors)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_a_shared_split_needs_ray(keep: Keep) -> None:
     feed = keep(mpfeed.from_generator(counted, workers=1, backend="process"))
     with pytest.raises(ValueError, match=r"backend=mpfeed\.Ray\(\)"):

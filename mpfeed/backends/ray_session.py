@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 # max_concurrency=2: then two that wait for a third could keep it from beginning.
 OVERLAPPING = "overlapping"
 CLIENT = "ray://"
+_PRESTART = "RAY_prestart_worker_first_driver"
 NO_CLIENT = (
     "a Ray Client is outside the cluster and has no object store to read batches from: run the training on a node of "
     'the cluster (ray job submit), and give "auto"'
@@ -87,8 +89,26 @@ def _start(ray: Any, backend: Ray) -> bool:
         # Only a job's environment may name folders of this machine (py_modules=[mpfeed]); Ray uploads them.
         ray.init(address=address, log_to_driver=False, logging_level="warning", runtime_env=backend.runtime_env)
         return True
-    ray.init(address="local", num_cpus=usable_cpus(), **quiet)  # not a cluster that happens to run on this machine
+    with _no_idle_workers():
+        ray.init(address="local", num_cpus=usable_cpus(), **quiet)  # not a cluster that happens to run on this machine
     return True
+
+
+@contextlib.contextmanager
+def _no_idle_workers() -> Iterator[None]:
+    """A Ray that is started in here starts no workers ahead of their work.
+
+    Actors have an environment of their own, so that none of them would be used: they lengthen Ray's start (on two
+    cores 2.8 to 4.0 s in place of 2.4 to 3.5, in turns), and take memory and time ever after.
+    """
+    if _PRESTART in os.environ:
+        yield
+        return
+    os.environ[_PRESTART] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(_PRESTART, None)
 
 
 def release(session: Session) -> None:
