@@ -31,7 +31,7 @@ def source(shard: Any, sleep_s: float, spin_steps: int, nbytes: int) -> Iterator
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Batches as fast as they come, for ``seconds`` after the first ``warm_up`` of them."""
+    """Batches as fast as they come, for about ``seconds`` after the first ``warm_up`` of them."""
     samples = row["samples"] or 1
     make = functools.partial(
         source, sleep_s=row["sleep_s"], spin_steps=row["spin_steps"] // samples, nbytes=row["nbytes"] // samples
@@ -43,7 +43,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         first_s = time.perf_counter() - begun_s
         for _ in range(row["warm_up"]):
             next(batches)
-        waits_ms, wall_s, cpu_s = _timed(batches, row["seconds"])
+        waits_ms, wall_s, cpu_s = _timed(batches, row["seconds"], row["workers"])
     return {"waits_ms": waits_ms, "wall_s": wall_s, "cpu_s": cpu_s, "first_s": first_s}
 
 
@@ -93,10 +93,11 @@ def _backend(row: dict[str, Any], stack: ExitStack) -> Any:
     return mpfeed.Ray(address=address)
 
 
-def _timed(batches: Iterator[Any], seconds: float) -> tuple[list[float], float, float]:
-    waits_ms = []
+def _timed(batches: Iterator[Any], seconds: float, workers: int) -> tuple[list[float], float, float]:
+    """(waits, seconds, CPU seconds) of whole rounds over the workers: they may come in bursts."""
+    waits_ms: list[float] = []
     begun_s, cpu_s = time.perf_counter(), time.process_time()
-    while time.perf_counter() - begun_s < seconds:
+    while time.perf_counter() - begun_s < seconds or len(waits_ms) % workers:
         asked_s = time.perf_counter()
         next(batches)
         waits_ms.append((time.perf_counter() - asked_s) * 1e3)

@@ -91,7 +91,7 @@ def main(  # noqa: PLR0913, PLR0917 - the options of a command line
 def _rows(kinds: tuple[str, ...], workers: list[int], nodes: list[int]) -> Iterator[Row]:
     if "sleep" in kinds:
         for count in workers:
-            yield Row("sleep", "ray", count, sleep_s=_SLEEP_S, ideal=count / _SLEEP_S, warm_up=2 * count, seconds=6.0)
+            yield Row("sleep", "ray", count, sleep_s=_SLEEP_S, ideal=count / _SLEEP_S, warm_up=4 * count, seconds=10.0)
     if "cpu" in kinds:
         steps = spin_iterations(10.0) / 10.0
         for spin_ms, count, backend in product(_SPIN_MS, (1, 2), ("process", "bare ray", "ray")):
@@ -165,7 +165,7 @@ def _table(seen: list[tuple[Row, dict[str, Any]]], link: Link) -> Table:
         if not outcomes:
             table.add_row(row.kind, row.backend, str(row.workers), str(row.nodes), "", "", "failed")
             continue
-        middle = sorted(outcomes, key=_rate)[len(outcomes) // 2]
+        middle = sorted(outcomes, key=_rate)[(len(outcomes) - 1) // 2]
         rate, ideal = _rate(middle), _ideal(row, seen, link)
         p50, p95 = np.percentile(middle["waits_ms"], (50, 95))
         cpu_ms = middle["cpu_s"] / len(middle["waits_ms"]) * 1e3

@@ -32,22 +32,48 @@ class _Padded:
             raise SignatureError(f"leaf {names[k]} of a batch has {sorted(ranks)} dimensions: padding needs one number")
         shape = tuple(np.max([array.shape for array in column], axis=0)) if column[0].ndim else ()
         dtype = np.result_type(*column)
-        fill = _empty_text(column[0]) if is_text(column[0]) else self.value
-        out: Array = np.full((len(column), *shape), fill, dtype)
+        out: Array = np.empty((len(column), *shape), dtype)
+        if any(array.shape != shape for array in column):
+            out[...] = _empty_text(column[0]) if is_text(column[0]) else self._fill(dtype, names[k])
         for i, array in enumerate(column):
             place: Any = (i, *map(slice, array.shape))
             out[place] = array[()]
         return out
+
+    def _fill(self, dtype: np.dtype[Any], name: str) -> Any:
+        """The value for a leaf of this dtype."""
+        value = np.asarray(self.value)
+        if dtype.kind == "b" and value.dtype.kind != "b":
+            return False
+        if not _holds(dtype, value):
+            raise SignatureError(
+                f"leaf {name} of a batch is {dtype}, which cannot hold the padding value {self.value!r}: give another "
+                "(collate_padded(value)), cast the leaf in the source, or pad it there"
+            )
+        return self.value
+
+
+def _holds(dtype: np.dtype[Any], value: Array) -> bool:
+    """Whether a dtype has the value; a float it may round."""
+    if dtype.kind in "mM":
+        return True
+    with np.errstate(all="ignore"):
+        there = value.astype(dtype)
+    if dtype.kind in "fc" or dtype.kind == "V":
+        return bool(np.isfinite(there) == np.isfinite(value))
+    return bool(there == value)
 
 
 def collate_padded(value: Any = 0) -> Any:
     """A collate that pads each leaf to the largest shape in its batch, at the end of each axis, then stacks.
 
     Args:
-        value: what numeric leaves are padded with; text is padded with empty strings.
+        value: what numeric leaves are padded with; text is padded with empty strings, and bool with False where the
+            value is no bool.
 
     Returns:
-        A function for ``collate=``. It raises ``SignatureError`` where structures, or numbers of dimensions, differ.
+        A function for ``collate=``. It raises ``SignatureError`` where structures, or numbers of dimensions, differ, or
+        a leaf that needs padding cannot hold the value.
     """
     return _Padded(value)
 

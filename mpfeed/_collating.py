@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpfeed._layout import Allocator, Layout, Leaf, Payload, pack
-from mpfeed._leaves import leaves_of
+from mpfeed._leaves import leaves_of, weight
 from mpfeed._messages import Failure, Reply
 from mpfeed._stack import Stack
 from mpfeed._structure import Treespec, flatten, map_leaves
@@ -144,7 +144,7 @@ class Chunk:
                 self._bytes += stack.row_bytes
                 return
         arrays, weak, treespec = taken(sample)
-        nbytes = sum(array.nbytes for array in arrays)
+        nbytes = sum(map(weight, arrays))
         with self._lock:
             if nbytes >= CHUNK_BYTES // 4 or self._rows == 1:
                 self._flush()

@@ -471,6 +471,8 @@ class Crew:
         """Stop the engine. The lock is held."""
         if self._engine is not None:
             self._engine.stop()
+        elif (abandon := getattr(self._backend, "abandon", None)) is not None:
+            abandon()
 
     def close(self) -> None:
         """The close order of ``backends.base``. Idempotent; any thread; never raises because a worker is dead."""

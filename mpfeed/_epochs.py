@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,6 +12,8 @@ from mpfeed._options import Options
 from mpfeed._plans import FeedPlan
 from mpfeed._position import Position
 from mpfeed._runs import BaseRun
+
+log = logging.getLogger("mpfeed")
 
 
 class Epochs:
@@ -33,6 +36,7 @@ class Epochs:
         # Begun for its first element alone (`element_spec`); begun because workers had nothing else to do.
         self._primed: BaseRun | None = None
         self._ahead: BaseRun | None = None
+        self._unready: int | None = None  # an epoch whose items could not be had before its turn
         self._seen: dict[str, Any] = {}  # of the user's items, when the latest were read ahead
 
     @property
@@ -98,10 +102,19 @@ class Epochs:
         self._forget_outdated()
         follows = run.epoch + 1 == self.next_epoch and self.begin is None
         if self._ahead is None and follows and not self._is_beyond(self.next_epoch):
-            self._begun_ahead(crew, self.next_epoch)
+            self._try_ahead(crew)
         if self._ahead is not None and all(run.issued_all(worker) for worker in range(crew.roster.most)):
             self._ahead.pump()
             self._seen = self._plan.attributes()  # reading may change them too
+
+    def _try_ahead(self, crew: Crew) -> None:
+        if self._unready == self.next_epoch:
+            return
+        try:
+            self._begun_ahead(crew, self.next_epoch)
+        except Exception:  # of the user's items, which is raised when it is their turn, if it still is one then
+            self._unready = self.next_epoch
+            log.debug("epoch %d cannot be read ahead", self.next_epoch, exc_info=True)
 
     def _begun_ahead(self, crew: Crew, epoch: int) -> BaseRun:
         self._ahead, self._seen = self._run(crew, epoch, None), {}

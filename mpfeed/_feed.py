@@ -84,9 +84,13 @@ class Feed:
         Raises:
             FeedClosed: the feed was closed, or its ``epochs`` are over.
         """
+        return self.iterate(None)
+
+    def iterate(self, signature: Signature | None) -> FeedIterator:
+        """See ``__iter__``; with a signature, a dataset's, every element is held to that."""
         with self._lock:
             run, begin = self._epochs.take(self._opened())
-            self._current = reading = Reading(self, run, begin)
+            self._current = reading = Reading(self, run, begin, signature)
             if self.passages is not None:
                 self.passages.append(reading.passage)
             return FeedIterator(self, reading)
@@ -221,6 +225,10 @@ class Feed:
         if length is None:
             raise TypeError("the length of this feed is not known before it is read")
         return length
+
+    def __bool__(self) -> bool:
+        """True, whatever its length: a feed, rather than None."""
+        return True
 
     def certain_length(self) -> int | None:
         """Elements every full epoch has, or None where it is not certain."""
@@ -421,14 +429,14 @@ class Feed:
             self._epochs.discard(crew)  # what they were sent is memory of the workers
             if self._current is not None:
                 self._current.let_go()
-            if crew.trace is not None:
-                crew.trace.close()
         for part in self._parts:
             feed = part()
             if feed is not None:
                 feed.close()
         while self._shared:
             self._shared.pop().close()
+        if crew is not None and crew.trace is not None:  # the last, as its file may not be writable any more
+            crew.trace.close()
 
     @property
     def closed(self) -> bool:
@@ -447,22 +455,27 @@ class Feed:
 
     # ------------------------------------------------------------------------------- the iterator's side
 
-    def deliver(self, span: Span, number: int) -> tuple[list[Array], Treespec]:
-        """(a span's arrays, checked, cast and copied as need be; the structure of its elements)."""
+    def deliver(self, span: Span, number: int, signature: Signature | None = None) -> tuple[list[Array], Treespec]:
+        """(a span's arrays, checked, cast and copied as need be; the structure of its elements).
+
+        What they are held to is the signature of the dataset that reads them, or else the feed's.
+        """
         parcel = span.parcel
         if self._signature is None:
-            self._signature = Signature.of(parcel, free=True)
-        arrays = self._signature.conform(parcel, number)
-        if arrays is parcel.arrays and parcel.crowded is not None and parcel.crowded(parcel):
-            self.counters.copied_held += 1
-            arrays = parcel.arrays = [copied(array) for array in arrays]
-            parcel.crowded = None
-        elif arrays is not parcel.arrays:
+            self._signature = signature or Signature.of(parcel, free=True)
+        signature = signature or self._signature
+        arrays = signature.conform(parcel, number)
+        if arrays is not parcel.arrays:
             self.counters.copied_cast += 1
+        if parcel.crowded is not None and parcel.crowded(parcel):
+            self.counters.copied_held += arrays is parcel.arrays
+            lent = {id(array) for array in parcel.arrays}  # those of them that needed no cast
+            arrays = parcel.arrays = [copied(array) if id(array) in lent else array for array in arrays]
+            parcel.crowded = None
         self.counters.nbytes += parcel.nbytes * span.count // max(parcel.count, 1)
         # Equal structures may differ in the order of a dict's keys, and have the first element's.
         structure = parcel.layout.treespec
-        return arrays, self._signature.treespec if structure == self._signature.treespec else structure
+        return arrays, signature.treespec if structure == signature.treespec else structure
 
     def count_skipped(self, skipped: list[tuple[int, str]]) -> None:
         self.counters.skipped += len(skipped)
@@ -483,6 +496,11 @@ def _close_forgotten(crew: Crew, name: str | None) -> None:
     if name is not None and crew.started and not crew.closed:
         warnings.warn(f"{name} was forgotten: use `with feed:` or feed.close()", ResourceWarning, stacklevel=2)
     crew.close()
+    if crew.trace is not None:
+        try:
+            crew.trace.close()
+        except OSError:
+            log.warning("a trace could not be written to %s", crew.trace.path, exc_info=True)
 
 
 def _rebuild(recipe: bytes) -> Feed:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mpfeed._shuffle import Permutation
 from mpfeed._source import refuse_live_iterator
+
+log = logging.getLogger("mpfeed")
 
 
 class Items:
@@ -55,6 +58,7 @@ class EpochItems:
         self._order = order
         self.length = length
         self._iterator: Iterator[Any] | None = None if length is not None else iter(items)
+        self._closed = False
         self._read = 0
         self._window: dict[int, Any] = {}
 
@@ -70,20 +74,30 @@ class EpochItems:
         if self.length is not None:
             return position < self.length
         assert self._iterator is not None
-        while self._read <= position:
+        while self._read <= position and not self._closed:
             try:
                 self._window[self._read] = next(self._iterator)
             except StopIteration:
                 self.length = self._read
                 return False
             self._read += 1
-        return True
+        return position < self._read
 
     def __getitem__(self, position: int) -> Any:
         """The item at a position, read here in the calling process."""
         if self._iterator is None:
             return self._items[self.index(position)]
         return self._window[position]
+
+    def close(self) -> None:
+        """No more is read: where items are made by a generator, it is closed."""
+        self._closed = True
+        close = getattr(self._iterator, "close", None)
+        if callable(close):
+            try:
+                close()
+            except Exception:
+                log.warning("the items raised while they were closed", exc_info=True)
 
     def forget(self, position: int) -> None:
         """The item will not be asked for again."""

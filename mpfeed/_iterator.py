@@ -20,6 +20,7 @@ from mpfeed._structure import Treespec, flatten
 
 if TYPE_CHECKING:
     from mpfeed._feed import Feed
+    from mpfeed._spec import Signature
 
 T = TypeVar("T")
 
@@ -80,10 +81,11 @@ def _forget(reference: weakref.ref[Reading], run: BaseRun) -> None:
 class Reading:
     """How far one iteration has come, and the elements that it holds."""
 
-    def __init__(self, feed: Feed, run: BaseRun, begin: Position) -> None:
+    def __init__(self, feed: Feed, run: BaseRun, begin: Position, signature: Signature | None = None) -> None:
         # The feed keeps this: held in turn, a feed that was dropped would keep its workers until the next collection.
         self._feed: Feed = weakref.proxy(feed)
         self.run = run
+        self._signature = signature
         self._discard = begin.discard
         self.passage = Passage(begin, begin.taken)
         self._span: Span | None = None
@@ -172,7 +174,7 @@ class Reading:
         try:
             span = unbroken(lambda: run.crew.wait_for(lambda: END if run.closed else pumped(run, take, self._feed)))
             if not isinstance(span, End):
-                self._arrays, self._treespec = self._feed.deliver(span, self.passage.taken)
+                self._arrays, self._treespec = self._feed.deliver(span, self.passage.taken, self._signature)
         except BaseException:
             self._stop()
             raise

@@ -35,7 +35,7 @@ def as_leaf(value: Any, path: str) -> tuple[Array, bool]:
             raise _refused(path, f"the integer {value} needs more than 64 bits", "use a float or split it")
         return array, True
     if isinstance(value, (str, bytes)):
-        return text([str(value) if isinstance(value, str) else bytes(value)], ()), False
+        return text([plain(value)], ()), False
     if type(value) is not np.ndarray:
         value = _to_array(value, path)
     return _check(value, path), False
@@ -69,7 +69,7 @@ def _text_of(array: Array, path: str) -> Array:
     values = array.ravel().tolist()
     kinds = {str if isinstance(v, str) else bytes if isinstance(v, bytes) else type(v) for v in values}
     if kinds <= {str} or kinds <= {bytes}:
-        return text([v if type(v) in (str, bytes) else kinds.copy().pop()(v) for v in values], array.shape)
+        return text([v if type(v) in (str, bytes) else plain(v) for v in values], array.shape)
     if kinds == {str, bytes}:
         raise _refused(path, "mixes str and bytes", "make them all one or the other")
     odd = next(i for i, v in enumerate(values) if not isinstance(v, (str, bytes)))
@@ -77,11 +77,21 @@ def _text_of(array: Array, path: str) -> Array:
     raise _refused(path, what, "only numbers, str and bytes can be tensors; pad ragged rows or yield them apart")
 
 
+def weight(array: Array) -> int:
+    """Bytes of a leaf; of text those of its strings, about, and not of the references to them."""
+    return array.nbytes + sum(map(len, array.flat)) if is_text(array) else array.nbytes
+
+
 def text(values: list[Any], shape: tuple[int, ...]) -> Array:
     """Strings or bytes as an array of objects."""
     array = np.empty(len(values), object)
     array[:] = values
     return array.reshape(shape)
+
+
+def plain(value: str | bytes) -> str | bytes:
+    """Text of a subclass as itself: str() of a member of an enumeration would be its name."""
+    return str.__str__(value) if isinstance(value, str) else bytes(value)
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ from mpfeed._crew import Crew
 from mpfeed._cutter import Cutter
 from mpfeed._errors import MpfeedError
 from mpfeed._items import EpochItems
+from mpfeed._leaves import weight
 from mpfeed._messages import Collate, MakeItems, Parcel, Reply
 from mpfeed._options import Options
 from mpfeed._runs import END, BaseRun, CollateUnit, End, Made, Span
@@ -107,6 +108,7 @@ class MapRun(BaseRun):
         return elements // self._part.count
 
     def discard(self) -> None:
+        self._items.close()
         self._pending.clear()
         self._arrived.clear()
         self._cutter = self._failed = None  # an exception holds on to the frames that it came through
@@ -280,7 +282,7 @@ class MapRun(BaseRun):
         by_time = CHUNK_S / max(reply.busy_s / len(unit.positions), 1e-9)
         parcels: Any = reply.payloads
         rows = sum(parcel.count for parcel in parcels)
-        nbytes = sum(array.nbytes for parcel in parcels for array in parcel.arrays)
+        nbytes = sum(weight(array) for parcel in parcels for array in parcel.arrays)
         by_size = CHUNK_BYTES / max(nbytes / max(rows, 1), 1.0)
         self._chunk = int(max(1, min(by_time, by_size, 2 * self._chunk, _MAX_CHUNK)))
 

@@ -118,6 +118,8 @@ def search(task: Task, attempt: Try) -> list[Row]:
 def _climb(task: Task, backend: str, tried: Callable[[str, int], Row]) -> None:
     """More workers while that helps, from as many as there are cores; fewer while those keep up."""
     least = 2 if backend == "inprocess" else 1
+    if least > task.most:
+        return
     workers = max(least, min(usable_cpus(), task.most))
     row = first = tried(backend, workers)
     while row.outcomes and row.typical.waiting > _WAITS and workers < task.most:

@@ -82,6 +82,18 @@ class Arguments:
         """The positional arguments, as a tuple."""
         return self.treespec.unflatten(self.values)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        from mpfeed._serialize import structure_bytes  # which needs this module
+
+        return _arguments, (self.values, structure_bytes(self.treespec))
+
+
+def _arguments(values: list[Any], structure: bytes) -> Arguments:
+    """Arguments that were pickled."""
+    from mpfeed._serialize import structure_of
+
+    return Arguments(values, structure_of(structure))
+
 
 @dataclass(frozen=True, slots=True)
 class Calls:

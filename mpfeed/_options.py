@@ -93,7 +93,8 @@ class Options:
                 raise TypeError(f"{call} has no option {name!r}; it has {', '.join(sorted([*known, *own]))}")
         options = cls(**given)
         options._check()
-        return options
+        plain: dict[str, Any] = {name: _plain(value) for name, value in given.items()}
+        return cls(**plain)
 
     def _check(self) -> None:
         if self.workers != "auto":
@@ -132,6 +133,11 @@ def _integer(name: str, value: Any, least: int, instead: str = "") -> None:
         raise TypeError(f"{name}={value!r}: give a whole number of at least {least}{' ' + instead if instead else ''}")
     if int(value) < least:
         raise ValueError(f"{name}={value}: give at least {least}{' ' + instead if instead else ''}")
+
+
+def _plain(value: Any) -> Any:
+    """A whole number of NumPy's as Python's: states are written as JSON."""
+    return value if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
 
 
 def _seconds(value: Any) -> None:

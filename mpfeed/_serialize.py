@@ -6,6 +6,7 @@ file and brings its source lines along, so that a traceback in a worker reads as
 
 from __future__ import annotations
 
+import functools
 import io
 import linecache
 import os
@@ -21,6 +22,7 @@ import cloudpickle
 from mpfeed._errors import ArenaFull, MpfeedError, SignatureError, WorkerError
 from mpfeed._messages import Failure
 from mpfeed._source import name_of
+from mpfeed._structure import Treespec
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _SOURCE_LIMIT_BYTES = 1 << 20
@@ -85,6 +87,19 @@ def loads(data: Any) -> Any:
     if type(value) is tuple and len(value) == 3 and value[0] == _WITH_SOURCES:
         return _with_sources(pickle.loads(value[2]), value[1])
     return value
+
+
+@functools.lru_cache(maxsize=64)
+def structure_bytes(treespec: Treespec) -> bytes:
+    """A structure on its way to a worker, which may not be able to import the classes that it names."""
+    return dumps(treespec)
+
+
+@functools.lru_cache(maxsize=64)
+def structure_of(data: bytes) -> Treespec:
+    """Read what ``structure_bytes`` wrote; the same classes each time."""
+    treespec: Treespec = loads(data)
+    return treespec
 
 
 def _source_lines(filename: str) -> list[str]:

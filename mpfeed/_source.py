@@ -209,7 +209,7 @@ def check_map_function(function: Any) -> None:
 
 def refuse_live_iterator(value: Any, call: str, instead: str = "the function that makes it (fn, not fn())") -> None:
     """TypeError where a running generator or iterator was passed instead of what makes one."""
-    if hasattr(value, "__next__") or (hasattr(value, "__iter__") and not callable(value) and iter(value) is value):
+    if hasattr(value, "__next__") and not isinstance(value, type):  # a class of iterators makes them
         name = getattr(value, "__qualname__", type(value).__name__)
         raise TypeError(
             f"{call} was given a live {type(value).__name__} ({name}): it can be read once only and cannot travel "

@@ -59,10 +59,11 @@ def dataset(feed: Feed, *, output_signature: Any, prefetch: int | None, chunk: i
     polite = bool(prefetch)
     if chunked:
         stacked = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs)
-        rows = _generator(reference, _chunk(signature.treespec), polite)
+        rows = _generator(reference, signature, _chunk(signature.treespec), polite)
         made = tf.data.Dataset.from_generator(rows, output_signature=stacked).unbatch()
     else:
-        made = tf.data.Dataset.from_generator(_generator(reference, _element, polite), output_signature=specs)
+        elements = _generator(reference, signature, _element, polite)
+        made = tf.data.Dataset.from_generator(elements, output_signature=specs)
     made = _with_length(feed.certain_length(), made)
     made = made.prefetch(prefetch) if prefetch else made.with_options(_as_it_is())
     # Derived datasets and iterators keep this object, TensorFlow's registry of generators does not.
@@ -112,7 +113,9 @@ def _live(reference: weakref.ref[Feed]) -> Feed:
     return feed
 
 
-def _generator(reference: weakref.ref[Feed], take: Callable[[FeedIterator], Any], polite: bool) -> Callable[[], Any]:
+def _generator(
+    reference: weakref.ref[Feed], signature: Signature, take: Callable[[FeedIterator], Any], polite: bool
+) -> Callable[[], Any]:
     """A generator function for TensorFlow that holds the feed weakly: it is kept for the life of the process.
 
     ``take`` gives what TensorFlow is handed next.
@@ -124,7 +127,7 @@ def _generator(reference: weakref.ref[Feed], take: Callable[[FeedIterator], Any]
             while True:
                 try:
                     with calls, tf.profiler.experimental.Trace("mpfeed wait"):
-                        iterator = iterator or iter(_live(reference))
+                        iterator = iterator or _live(reference).iterate(signature)
                         element = take(iterator)
                 except StopIteration:
                     return

@@ -31,7 +31,7 @@ class Trace:
     """
 
     def __init__(self, path: str | os.PathLike[str], stop: Callable[[Trace], None]) -> None:
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(os.fspath(path))
         self.dropped = 0
         self._stop = stop
         self._records: list[tuple[int, int, str, Sequence[Stretch], float]] = []

@@ -24,6 +24,8 @@ log = logging.getLogger("mpfeed")
 
 # Without a timeout, a wait of this long is worth a word.
 SILENCE_S = 60.0
+# poll() takes 24 days at most, and `timeout=` may be more.
+_LONGEST_S = 1e6
 
 
 class Driven(Protocol):
@@ -152,7 +154,7 @@ class Waits:
         try:
             self.lock.release()
             try:
-                engine.wait(timeout_s)
+                engine.wait(None if timeout_s is None else min(timeout_s, _LONGEST_S))
             finally:
                 self.lock.acquire()
         finally:

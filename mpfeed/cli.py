@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,6 +89,7 @@ def measure(  # noqa: PLR0913, PLR0917 - the options of a command line
         Source(source, items, batch_size), step, seconds=seconds, rounds=rounds, tensors=not numpy,
         backends=tuple(backend or _measure.BACKENDS), most=max_workers or most_local_workers(),
     ))  # fmt: skip
+    _writable((html, plot, as_json))
     rows = _tried(task, console)
     report = Report(task, rows, _measure.advised(rows))
     for path, text in ((html, page), (plot, picture), (as_json, _as_json)):
@@ -120,7 +122,19 @@ def _task(task: _measure.Task) -> _measure.Task:
 
 
 def _takes_no_shard(function: Any) -> bool:
-    return not generator_source(function).takes_shard
+    source = generator_source(function)
+    return not source.takes_shard and len(source.functions) == 1
+
+
+def _writable(paths: Iterable[Path | None]) -> None:
+    """A report that cannot be written is told before anything is measured for it."""
+    for path in paths:
+        if path is not None:
+            try:
+                with path.open("a"):
+                    pass
+            except OSError as error:
+                raise typer.BadParameter(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _tried(task: _measure.Task, console: Console) -> list[_measure.Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import gc
 import os
 import random
@@ -24,9 +25,11 @@ from toy_backend import Turns, TurnsEngine
 
 import mpfeed
 from mpfeed import Shard
+from mpfeed._collating import Chunk
 from mpfeed._layout import row_of
 from mpfeed._options import BackendName
 from mpfeed.backends.base import Engine, Plan
+from mpfeed.transport.arena import Heap
 
 Keep = Callable[[mpfeed.Feed], mpfeed.Feed]
 
@@ -781,3 +784,112 @@ def test_another_seed_gives_another_stream_and_none_draws_one(keep: Keep) -> Non
 
     assert build(0) == build(0)
     assert len({build(0), build(1), build(None), build(None)}) == 4
+
+
+class Counter:
+    """An iterator whose class makes it."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._numbers = iter(shard.of(range(6)))
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        return next(self._numbers)
+
+
+def test_a_class_of_iterators_is_a_source(backend: BackendName, keep: Keep) -> None:
+    feed = keep(mpfeed.from_generator(Counter, shards=2, **on(backend)))
+    assert [numbers(feed), numbers(feed)] == [list(range(6))] * 2
+
+
+def test_a_feed_is_true_whatever_its_length(keep: Keep) -> None:
+    assert keep(mpfeed.from_generator(Counter, workers=1))
+    assert keep(mpfeed.from_map(abs, [], workers=1))
+
+
+class Split(str, enum.Enum):  # noqa: UP042 - whose str() is its name
+    TRAIN = "train"
+
+
+def test_text_of_a_subclass_is_itself(backend: BackendName, keep: Keep) -> None:
+    def words(i: int) -> Any:
+        return Split.TRAIN, np.array([Split.TRAIN, "x"], object)
+
+    (one, two), *_ = read(keep(mpfeed.from_map(words, range(2), **on(backend))))
+    assert (one.tolist(), two.tolist()) == ("train", ["train", "x"])
+
+
+@pytest.mark.parametrize(("size", "rows"), [(1 << 20, 1), (200_000, 6)])
+def test_long_text_fills_a_message_too(size: int, rows: int) -> None:
+    chunk = Chunk(Heap(adopts=False), 4096, None, 0)
+    while not chunk.full:
+        chunk.add(bytes(size))
+    assert chunk.count == rows
+
+
+def test_padding_fits_what_it_pads(keep: Keep) -> None:
+    def sample(i: int) -> Any:
+        return {"ids": np.ones(i + 1, np.int32), "mask": np.ones(i + 1, bool), "level": np.full(2, 7, np.uint8)}
+
+    def first(value: Any) -> Any:
+        feed = keep(mpfeed.from_map(sample, range(2), batch_size=2, collate=mpfeed.collate_padded(value), workers=1))
+        return next(iter(feed))
+
+    batch = first(-1)
+    assert batch["ids"].tolist() == [[1, -1], [1, 1]]
+    assert batch["mask"].tolist() == [[True, False], [True, True]]
+    assert batch["level"].tolist() == [[7, 7], [7, 7]]
+    for value in (0.5, 1 << 40):
+        with pytest.raises(mpfeed.MpfeedError, match=r"ids.* is int32, which cannot hold the padding value"):
+            first(value)
+
+
+@pytest.mark.parametrize("limit", [float("inf"), 1e9])
+def test_a_timeout_may_be_endless(limit: float, backend: BackendName, keep: Keep) -> None:
+    assert numbers(keep(mpfeed.from_map(abs, range(4), **on(backend, timeout=limit)))) == [0, 1, 2, 3]
+
+
+def test_threads_that_are_busy_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked, limits = threading.Event(), []
+    join = threading.Thread.join
+
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name.startswith("mpfeed-worker"):
+            assert timeout is not None
+            limits.append(timeout)
+        join(thread, timeout)
+
+    monkeypatch.setattr("mpfeed.backends.in_process.GRACE_S", 0.1)
+    monkeypatch.setattr(threading.Thread, "join", joined)
+    feed = mpfeed.from_map(lambda i: i and blocked.wait(), range(100), workers=8, backend="inprocess")
+    next(iter(feed))
+    feed.close()
+    assert len(limits) == 8
+    assert sum(limits) < 0.2
+    blocked.set()
+
+
+def test_few_batches_of_workers_of_the_past_are_held_in_place(monkeypatch: pytest.MonkeyPatch, keep: Keep) -> None:
+    monkeypatch.setattr("mpfeed.backends.worker_process._MOST_LEFT", 2)
+    before = len(os.listdir("/proc/self/fd"))
+    feed = keep(mpfeed.from_map(lambda i: np.full(9, i), range(8), **on("process", workers=1, max_tasks_per_worker=1)))
+    held = list(feed)
+    assert [element[0] for element in held] == list(range(8))
+    assert feed.stats().copied_held >= 4
+    assert len(os.listdir("/proc/self/fd")) - before <= 2 + 3 + 2  # what they hold, the feed's worker, the feed's own
+
+
+def test_batches_that_are_cast_in_part_are_copied_when_many_are_held(keep: Keep) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def sample(i: int) -> Any:
+        return np.full(1 << 16, i, np.uint8), i
+
+    signature = tf.TensorSpec((1 << 16,), tf.uint8), tf.TensorSpec((), tf.int32)
+    feed = keep(mpfeed.from_map(sample, range(200), **on("process", workers=1)))
+    held = list(feed.dataset(output_signature=signature, chunk=1))
+    assert [int(label) for _, label in held] == list(range(200))
+    engine = feed._crew._engine  # type: ignore[union-attr]
+    assert engine._members[0].reader.lent <= 70  # type: ignore[union-attr]

@@ -105,6 +105,34 @@ feed.close()
     assert (done.stdout, done.stderr) == ("True\n[0, 1, 2]\nTrue\n", "")
 
 
+def test_a_fork_that_lives_on_keeps_no_worker_from_its_clean_up(tmp_path: Path) -> None:
+    code = """
+import os
+from pathlib import Path
+import mpfeed
+ended = Path("TMP/ended")
+def counted(shard):
+    try:
+        yield from range(1_000_000)
+    finally:
+        ended.touch()
+feed = mpfeed.from_generator(counted, workers=1, backend="process")
+iterator = iter(feed)
+next(iterator)
+read, write = os.pipe()
+if os.fork() == 0:
+    os.close(write)
+    os.read(read, 1)  # until the other has closed its end
+    os._exit(0)
+feed.close()
+print(ended.exists())
+os.close(write)
+os.wait()
+""".replace("TMP", os.fspath(tmp_path))
+    done = ran(code, tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 @dataclass(frozen=True)
 class Ending:
     """How a program leaves a started feed: its last line, and what must be seen."""
@@ -210,3 +238,37 @@ print(notebook.cells[-1].outputs[0]["text"], end="")
         tmp_path,
     )
     assert done.stdout == "380\n", done.stderr
+
+
+def test_a_worker_that_is_starting_when_its_feed_closes_leaves_what_it_entered(tmp_path: Path) -> None:
+    code = """
+import contextlib, os, threading
+from pathlib import Path
+import mpfeed
+folder = Path("TMP")
+os.mkfifo(folder / "closing")
+@contextlib.contextmanager
+def entered():
+    index = mpfeed.worker().index
+    if index == 1:
+        (folder / "begun").touch()
+        with open(folder / "closing") as file:
+            file.read()
+    (folder / f"in {index}").touch()
+    yield
+    (folder / f"in {index}").unlink()
+feed = mpfeed.from_map(abs, range(100), workers=2, worker_init=entered, batch_size=2, backend="process")
+next(iter(feed))
+while not (folder / "begun").exists():
+    threading.Event().wait(0.01)
+closing = threading.Thread(target=feed.close)
+closing.start()
+while not feed.closed:
+    threading.Event().wait(0.01)
+with open(folder / "closing", "w"):
+    pass
+closing.join()
+print([path.name for path in folder.glob("in *")])
+""".replace("TMP", os.fspath(tmp_path))
+    done = ran(code, tmp_path)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ class Squares:
 
     def __getitem__(self, i: int) -> int:
         return i * i
+
+
+Point = collections.namedtuple("Point", "x")
 
 
 class Torn(Squares):
@@ -148,3 +151,63 @@ def test_items_of_a_hundred_megabytes_travel(keep: Keep) -> None:
     items = [np.full(100 << 20, i, np.uint8) for i in range(2)]
     feed = keep(mpfeed.from_map(lambda item: item[:: 1 << 20], items, backend="process", workers=1))
     assert [(element.shape, int(element.max())) for element in feed] == [((100,), 0), ((100,), 1)]
+
+
+def test_a_function_may_change_the_items_it_is_given(backend: BackendName) -> None:
+    def raised(item: Any) -> Any:
+        row, (pair, named), more = item["row"], item["parts"], item["more"]
+        row += 1
+        pair[0] += 1
+        named.x[:] += 1
+        more.append(1)
+        return row[0], pair[0], named.x[0], len(more)
+
+    def item() -> Any:
+        return {"row": np.zeros(2), "parts": ([0], Point(np.zeros(1))), "more": []}
+
+    items = [item(), item()]
+    with mpfeed.from_map(raised, items, workers=1, backend=backend) as feed:
+        got = [[np.asarray(part).tolist() for part in element] for _ in range(2) for element in feed]
+        assert got == [[1, 1, 1, 1]] * 4
+    assert repr(items) == repr([item(), item()])
+    locked = np.zeros((2, 2))
+    locked.flags.writeable = False
+    with (
+        mpfeed.from_map(lambda row: row.__iadd__(1), locked, workers=1, backend=backend) as feed,
+        pytest.raises(mpfeed.WorkerError, match="read-only"),
+    ):
+        list(feed)
+
+
+class Once:
+    """An iterable that can be read once, and tells when its reading was given up."""
+
+    def __init__(self) -> None:
+        self.read = self.closed = False
+
+    def __iter__(self) -> Iterator[int]:
+        if self.read:
+            raise LookupError("read before")
+        self.read = True
+        return self._numbers()
+
+    def _numbers(self) -> Iterator[int]:
+        try:
+            yield from range(20)
+        finally:
+            self.closed = True
+
+
+def test_items_that_can_be_read_once_give_one_whole_epoch_and_raise_in_the_next(backend: BackendName) -> None:
+    with mpfeed.from_map(abs, Once(), workers=1, backend=backend) as feed:
+        assert values(feed) == list(range(20))
+        with pytest.raises(LookupError, match="read before"):
+            list(feed)
+
+
+def test_items_are_closed_with_the_iteration_that_reads_them(backend: BackendName) -> None:
+    items = Once()
+    with mpfeed.from_map(abs, items, workers=1, backend=backend) as feed:
+        for _ in feed:
+            break
+        assert items.closed

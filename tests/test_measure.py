@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -40,6 +41,7 @@ def double(i):
     return 2 * i
 
 ITEMS = range(64)
+ALONE = [alone, alone]
 """
 
 
@@ -107,6 +109,11 @@ def test_a_source_without_shards_is_tried_with_one_worker_only() -> None:
     assert [row.setting for row in rows] == [Setting("inprocess", 1), Setting("process", 1)]
 
 
+def test_no_more_workers_are_tried_than_asked_for() -> None:
+    rows = tried({}, replace(task(rounds=1), most=1))
+    assert [row.setting for row in rows] == [Setting("inprocess", 1), Setting("process", 1)]
+
+
 def test_nothing_is_advised_where_every_setting_failed() -> None:
     rows = [Row(Setting("process", 2), [], "RuntimeError: no such photograph")]
     report = Report(task(), rows, advised(rows))
@@ -156,6 +163,19 @@ def test_measure_says_what_a_source_raised(module: str) -> None:
     done = CliRunner().invoke(app, ["measure", f"{module}:broken", "--numpy", "--backend", "process"])
     assert done.exit_code == 1
     assert "no such photograph" in done.output
+
+
+def test_measure_tries_as_many_workers_as_there_are_functions(module: str) -> None:
+    options = ["--step", "0", "--seconds", "0.1", "--rounds", "1", "--numpy", "--backend", "process"]
+    done = CliRunner().invoke(app, ["measure", f"{module}:ALONE", *options, "--max-workers", "2"])
+    assert done.exit_code == 0, done.output
+    assert "process, 2 workers" in done.output
+
+
+def test_measure_refuses_reports_that_it_could_not_write(module: str) -> None:
+    done = CliRunner().invoke(app, ["measure", f"{module}:broken", "--numpy", "--html", "nowhere/report.html"])
+    assert done.exit_code == 2
+    assert "nowhere/report.html cannot be written" in done.output
 
 
 def test_measure_refuses_what_is_no_source(module: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import signal
@@ -438,3 +439,10 @@ def test_a_function_may_refill_one_array_again_and_again(backend: BackendName, s
     )  # quick: calls share messages
     held = list(tf.data.Dataset.range(60).map(function, num_parallel_calls=8))
     assert [(int(x[0]), int(x[-1])) for x in held] == [(i, i) for i in range(60)]
+
+
+def test_arguments_may_be_namedtuples_that_no_worker_can_import(backend: BackendName, keep: Keep) -> None:
+    point = collections.namedtuple("point", "x y")
+    points = tf.data.Dataset.from_tensor_slices(point(tf.range(40, dtype=tf.int64), tf.ones(40, tf.int64)))
+    function = keep(mpfeed.numpy_function(lambda p: p.x + p.y, INT, backend=backend, workers=1))
+    assert ints(points.map(function)) == list(range(1, 41))

@@ -269,9 +269,11 @@ class Switch:
     """As much of Ray as a session needs, but for the cluster: it is up or down."""
 
     up = False
+    begun = 0
 
     def init(self, **_: Any) -> None:
         self.up = True
+        self.begun += 1
 
     def is_initialized(self) -> bool:
         return self.up
@@ -287,6 +289,9 @@ class Switch:
 
     def get_node_id(self) -> str:
         return "here"
+
+    def get_job_id(self) -> str:
+        return str(self.begun)
 
     def nodes(self) -> list[Any]:
         return []
@@ -465,6 +470,62 @@ def test_a_ray_that_mpfeed_started_has_the_workers_of_its_feeds_and_no_idle_ones
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout == "True\n"
+
+
+def test_a_feed_ends_the_ray_that_it_started_and_no_other() -> None:
+    program = (
+        "import time, mpfeed, ray\n"
+        "def feed():\n"
+        "    def slow(i): time.sleep(0 if i < 3 else 3600); return i\n"
+        "    return mpfeed.from_map(slow, range(50), workers=1, backend='ray')\n"
+        "with feed() as unread: iter(unread)\n"
+        "print(ray.is_initialized())\n"
+        "with feed() as one:\n"
+        "    iterator = iter(one)\n"
+        "    next(iterator)\n"
+        "    ray.shutdown()\n"
+        "    for _ in range(2):\n"
+        "        try: print(list(iterator or one))\n"
+        "        except mpfeed.MpfeedError as error: print('Ray was shut down' in str(error))\n"
+        "        iterator = None\n"
+        "    ray.init(address='local', num_cpus=1, include_dashboard=False)\n"
+        "print(ray.is_initialized())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout == "False\nTrue\nTrue\nTrue\n"
+
+
+def test_a_ray_that_a_thread_started_outlives_it() -> None:
+    program = (
+        "import threading, mpfeed\n"
+        "with mpfeed.from_map(abs, range(200), workers=1, backend='ray') as feed:\n"
+        "    def begin():\n"
+        "        global iterator, first\n"
+        "        iterator = iter(feed)\n"
+        "        first = next(iterator)\n"
+        "    thread = threading.Thread(target=begin)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "    print(len([first, *iterator]), len(list(feed)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.returncode) == ("200 200\n", 0)
+
+
+def test_shared_parts_on_a_ray_that_mpfeed_started_are_not_limited_by_cores() -> None:
+    program = (
+        "import mpfeed\n"
+        "def counted(shard): return iter(shard.of(range(8)))\n"
+        "options = {'shards': 2, 'workers': 2, 'backend': 'ray', 'batch_size': 2}\n"
+        "feeds = [mpfeed.from_generator(counted, **options) for _ in range(3)]\n"
+        "parts = [iter(feed.split(2, shared=True)[0]) for feed in feeds]\n"
+        "print([next(part).tolist() for part in parts])\n"
+        "for feed in feeds: feed.close()\n"
+    )
+    environment = {**os.environ, "MPFEED_CPUS": "2"}
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True, env=environment)
+    assert done.stdout == "[[0, 2], [0, 2], [0, 2]]\n"
 
 
 def test_a_shared_split_needs_ray(keep: Keep) -> None:

@@ -287,3 +287,13 @@ def test_the_spec_is_known_also_where_only_the_end_of_an_epoch_is_left(keep: Kee
     assert resumed.element_spec.dtype == np.int64
     assert [int(element) for element in resumed] == []
     assert sorted(int(element) for element in resumed) == list(range(6))
+
+
+@pytest.mark.parametrize("build", [generated, mapped])
+def test_options_may_be_integers_of_numpy(build: Build, keep: Keep) -> None:
+    options = {"batch_size": np.int64(4), "seed": np.uint8(3), "buffer": np.int32(2)}
+    one, other = keep(build(**options)), keep(build(**options))
+    iterator = iter(one)
+    next(iterator)
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert digest(copied(element) for element in other) == digest(copied(element) for element in iterator)

@@ -422,3 +422,23 @@ def test_without_prefetch_tensorflow_takes_one_element_ahead(
     for _ in range(5):
         next(elements)
     assert not eventually(lambda: feed.state_dict()["taken"] > 6, 0.3)
+
+
+def test_each_dataset_is_held_to_its_own_signature(keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(lambda i: 300 + i, range(3), workers=1, backend="process"))
+    small = feed.dataset(output_signature=tf.TensorSpec((), tf.uint8))
+    large = feed.dataset(output_signature=tf.TensorSpec((), tf.int64))
+    with pytest.raises(tf.errors.OpError, match="the Python number 300 where output_signature says"):
+        ints(small)
+    assert ints(large) == [300, 301, 302]
+
+
+def test_a_dataset_that_goes_on_from_a_state_keeps_its_signature(keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(lambda i: i if i < 4 else i + 0.5, range(8), workers=1, backend="process"))
+    ds = feed.dataset()
+    iterator = iter(feed)
+    for _ in range(4):
+        next(iterator)
+    feed.load_state_dict(feed.state_dict())
+    with pytest.raises(tf.errors.OpError, match=r"the Python number 4\.5"):
+        ints(ds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +62,20 @@ def test_a_trace_is_written_when_its_feed_closes_and_ends_once(tmp_path: Any) ->
     before = path.read_bytes()
     trace.close()
     assert path.read_bytes() == before
+
+
+def test_a_trace_is_written_at_the_end_of_a_program_and_where_it_was_asked_for(tmp_path: Any) -> None:
+    program = (
+        "import os, mpfeed\n"
+        "feed = mpfeed.from_map(abs, range(8), workers=1, backend='process')\n"
+        "feed.trace('trace.json')\n"
+        "print(len(list(feed)))\n"
+        "os.chdir('/')\n"
+    )
+    words = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("8\n", "")
+    assert len(_of(trace_events.read(tmp_path / "trace.json"), "wait")) == 8
 
 
 def test_only_what_happens_before_its_end_is_in_a_trace(tmp_path: Any) -> None:

@@ -15,6 +15,7 @@ from mpfeed._errors import ArenaFull
 from mpfeed._layout import Bytes, Layout, Payload, aligned, heap, pack, unpack
 from mpfeed._leaves import Array, is_text, leaves_of
 from mpfeed._messages import Arguments, Calls
+from mpfeed._serialize import structure_bytes, structure_of
 from mpfeed.backends.layouts import SeenLayouts, SentLayouts
 from mpfeed.transport.arena import Reader, Slot, Writer, create_file
 
@@ -27,7 +28,7 @@ class Packed:
 
     __slots__ = ("layout", "regions", "texts")
 
-    def __init__(self, layout: Layout | int, regions: list[Any], texts: list[list[Any]]) -> None:
+    def __init__(self, layout: tuple[bytes, Any] | int, regions: list[Any], texts: list[list[Any]]) -> None:
         self.layout = layout
         self.regions = regions
         self.texts = texts
@@ -102,7 +103,9 @@ class Packer:
 
     def _packed_anew(self, key: Any, arrays: list[Array], weak: tuple[bool, ...]) -> Packed:
         payload = pack(arrays, weak, key[0], self)
-        sent = self._layouts.refer(payload.layout)
+        sent: Any = self._layouts.refer(payload.layout)
+        if isinstance(sent, Layout):
+            sent = structure_bytes(sent.treespec), sent.leaves
         known = self._layouts.refer(payload.layout)
         if isinstance(known, int):  # the worker remembers it
             offsets = [leaf.offset if leaf.region >= 0 else None for leaf in payload.layout.leaves]
@@ -141,7 +144,8 @@ class Unpacker:
         return Calls(calls.number, calls.run, arguments, calls.traced)
 
     def _unpacked(self, packed: Packed) -> Arguments:
-        layout = self._layouts.resolve(packed.layout)
+        sent = packed.layout
+        layout = self._layouts.resolve(sent if isinstance(sent, int) else Layout(structure_of(sent[0]), sent[1]))
         regions = [self._reader.lend(r, writable=True) if isinstance(r, tuple) else r for r in packed.regions]
         values: list[Any] = []
         for array in unpack(Payload(layout, packed.regions, packed.texts, 1, False), regions):

@@ -127,6 +127,7 @@ def deliver(reply: Reply, resolve: Callable[[Any], Bytes], crowded: Callable[[Pa
         regions = [resolve(name) for name in payload.regions]
         arrays = unpack(payload, regions)
         nbytes = sum(region.nbytes for region in regions)
+        nbytes += sum(len(one) for column in payload.texts for one in column)
         parcels.append(Parcel(payload.layout, arrays, payload.count, payload.stacked, nbytes, crowded))
     reply.payloads = tuple(parcels)
     return reply

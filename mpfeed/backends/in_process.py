@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from dataclasses import dataclass, replace
@@ -207,6 +208,7 @@ class _Threads:
             requests.put(None)
         self._requests.clear()
         self._threads.clear()
+        deadline = time.monotonic() + GRACE_S
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(GRACE_S)
+                thread.join(max(0.0, deadline - time.monotonic()))

@@ -151,6 +151,7 @@ class _Engine:
 
     def _forget(self, worker: int) -> WorkerProcess:
         member = self._members.pop(worker)
+        member.leave()
         for fd in (member.channel.fileno(), member.child.sentinel):
             if fd >= 0:
                 del self._by_fd[fd]

@@ -11,7 +11,7 @@ from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze
 from mpfeed.backends.base import Engine, Plan
 from mpfeed.backends.ray_nodes import fitting
-from mpfeed.backends.ray_session import CLIENT, NO_CLIENT, connect, release
+from mpfeed.backends.ray_session import CLIENT, NO_CLIENT, abandon, connect, disconnect, release
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,16 @@ class Ray:
     def fit(self, workers: int, opening: Opening) -> int:
         session = connect(self)
         try:
-            return fitting(session.ray, self, workers, opening) if session.reserves else workers
-        finally:
-            release(session)
+            room = fitting(session.ray, self, workers, opening) if session.reserves else workers
+        except BaseException:
+            disconnect(session)
+            raise
+        release(session)
+        return room
+
+    def abandon(self) -> None:
+        """After ``fit``, where no engine is opened: end the Ray that was started for it."""
+        abandon()
 
     def prepare(self, work: Work) -> bytes:
         return dump_source({"source": work.source, "collate": work.collate, "worker_init": work.worker_init})

@@ -17,6 +17,7 @@ import warnings
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
+from mpfeed._errors import MpfeedError
 from mpfeed._messages import (
     Arrived,
     Died,
@@ -59,6 +60,9 @@ _GHOST_S = 20.0
 # After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
 _HEADLESS_S = 10.0
 _SMALL_STORE_BYTES = 128 << 20
+_SHUT_DOWN = (
+    "Ray was shut down, or begun anew, while this feed was at work: close the feed before, and make another after"
+)
 
 
 class RayEngine:
@@ -105,6 +109,8 @@ class RayEngine:
     # ------------------------------------------------------------------------------------ workers
 
     def start_worker(self, worker: int) -> None:
+        if not self._connected():
+            raise MpfeedError(_SHUT_DOWN)
         lost = self._deserted_s is not None and time.monotonic() < self._deserted_s + _GHOST_S
         self._start(worker, next(iter(self._havens()), None) if lost else None)
 
@@ -152,10 +158,14 @@ class RayEngine:
         member = self._members.get(worker)
         if member is None:
             return
-        if isinstance(message, Drop):
-            member.actor.drop.options(concurrency_group="control").remote(message.run)
-        else:
-            self._ask(member, message)
+        try:
+            if isinstance(message, Drop):
+                member.actor.drop.options(concurrency_group="control").remote(message.run)
+            else:
+                self._ask(member, message)
+        except Exception:
+            if self._connected():
+                raise
 
     def _ask(self, member: ActorMember, request: Request) -> None:
         if member.awaited_s is None:
@@ -168,11 +178,9 @@ class RayEngine:
     # ------------------------------------------------------------------------------------- events
 
     def wait(self, timeout_s: float | None) -> None:
-        look_s = self._next_look()
-        if timeout_s is not None and look_s is not None:
-            look_s = min(look_s, timeout_s)
+        look_s = self._next_look() if timeout_s is None else min(self._next_look(), timeout_s)
         with contextlib.suppress(queue.Empty):
-            self._heard.append(self._done.get(timeout=timeout_s if look_s is None else look_s))
+            self._heard.append(self._done.get(timeout=look_s))
 
     def events(self) -> list[Event]:
         try:
@@ -195,24 +203,34 @@ class RayEngine:
 
     # ----------------------------------------------------------------------------- what does not report itself
 
-    def _next_look(self) -> float | None:
-        """Seconds until something that no answer tells may have happened; None: nothing can."""
+    def _next_look(self) -> float:
+        """Seconds until something that no answer tells may have happened."""
         members = list(self._members.values())
         due = [member.failed_s + _LAST_WORDS_S for member in members if member.failed_s is not None]
         if any(member.joined and not member.leaving for member in members):
             due += [m.awaited_s + m.patience_s for m in members if m.awaited_s is not None and m.pid is None]
-        if self._reserves:
-            due.append(self._looked_s + _LOOK_S)
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        due.append(self._looked_s + _LOOK_S)
+        return max(0.0, min(due) - time.monotonic())
 
     def _look(self) -> None:
         now_s = time.monotonic()
+        due = now_s >= self._looked_s + _LOOK_S
+        if due:
+            self._looked_s = now_s
+        if (due or any(member.failed_s is not None for member in self._members.values())) and not self._connected():
+            return
         self._look_at_failed(now_s)
         for member in self._late(now_s):
             self._start_anew(member, next(iter(self._havens()), None))
-        if self._reserves and now_s >= self._looked_s + _LOOK_S and self._session is not None:
-            self._looked_s = now_s
+        if due and self._reserves and self._session is not None:
             self._look_at_cluster(now_s)
+
+    def _connected(self) -> bool:
+        """Whether Ray is still there; if it is not, no answer comes, and Ray says nothing either."""
+        if self._session is None or self._session.alive:
+            return True
+        self._strand(list(self._members.values()), _SHUT_DOWN)
+        return False
 
     def _start_anew(self, member: ActorMember, haven: str | None) -> None:
         self._kill(member)  # and what it was sent with it; another queues in its place
@@ -353,6 +371,8 @@ class RayEngine:
     # --------------------------------------------------------------------------------------- end
 
     def stacks(self) -> dict[int, str]:
+        if not self._connected():
+            return {}
         refs = {w: m.actor.stacks.options(concurrency_group="control").remote() for w, m in self._members.items()}
         found = {}
         deadline = time.monotonic() + _STACK_S
@@ -364,11 +384,13 @@ class RayEngine:
         return found
 
     def _kill(self, member: ActorMember) -> None:
-        with contextlib.suppress(Exception):  # it is gone already, or Ray itself is
+        if self._session is None or not self._session.alive:
+            return  # Ray would start itself anew to do it
+        with contextlib.suppress(Exception):  # it is gone already
             self._ray.kill(member.actor)
 
     def _end(self, members: list[ActorMember]) -> None:
-        if not self._ray.is_initialized():
+        if self._session is None or not self._session.alive:
             return
         try:
             leaving = [m.actor.leave.options(concurrency_group="control").remote() for m in members if m.joined]

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError
 from mpfeed._serialize import dumps, loads
-from mpfeed.backends.ray_session import Session, connect, disconnect
+from mpfeed.backends.ray_session import Session, connect, disconnect, inherit
 
 log = logging.getLogger("mpfeed")
 # Without a timeout, a wait of this long is worth a word.
@@ -76,8 +76,10 @@ class _Part:
 class Hub:
     """Reads a feed in a thread and deals its elements out. Calls block, in threads of their own."""
 
-    def __init__(self, feed: bytes, sharing: Sharing, path: list[str]) -> None:
+    def __init__(self, feed: bytes, sharing: Sharing, path: list[str], reserves: bool | None = None) -> None:
         sys.path.extend(entry for entry in path if entry not in sys.path)
+        if reserves is not None:
+            inherit(reserves)
         self._feed = loads(feed)
         self._sharing = sharing
         self._parts = [_Part({}) for _ in range(sharing.count)]
@@ -414,7 +416,7 @@ class SharedProducers:
                 scheduling_strategy=here,
                 max_concurrency=sharing.count * (sharing.depth + 2) + 4,
             )
-            .remote(feed, sharing, list(sys.path))
+            .remote(feed, sharing, list(sys.path), self._session.reserves)
         )
 
     def close(self) -> None:

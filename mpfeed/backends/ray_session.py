@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mpfeed._cpus import usable_cpus
 from mpfeed._errors import MpfeedError
 from mpfeed.backends.ray_worker import Actor
+from mpfeed.backends.spawn import in_lasting_thread
 
 if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
@@ -42,6 +43,7 @@ class Session:
     def __init__(self, ray: Any, started: bool) -> None:
         self.ray = ray
         self.started = started
+        self._identity = _identity(ray)
         # On a Ray of our own the user says how many workers there are, not how many cores.
         self.reserves = True
         # Made once: each actor class is exported to the cluster and stays there.
@@ -49,10 +51,31 @@ class Session:
         self.store_bytes = _store_bytes(ray)
         self.job_env: dict[str, Any] | None = None  # what the whole job was given
 
+    @property
+    def alive(self) -> bool:
+        """Whether this process is still connected by it: the user may have shut Ray down, or begun another since."""
+        try:
+            return bool(self.ray.is_initialized()) and _identity(self.ray) == self._identity
+        except Exception:  # shut down this very moment
+            return False
+
+
+def _identity(ray: Any) -> tuple[str, str]:
+    """(node, job): drawn anew by each Ray, and by each connection to it."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
+
 
 _lock = threading.Lock()
 _session: Session | None = None
 _users = 0
+_inherited_reserves: bool | None = None
+
+
+def inherit(reserves: bool) -> None:
+    """In an actor that reads a feed for another process: whether workers are to reserve what they use, as there."""
+    global _inherited_reserves
+    _inherited_reserves = reserves
 
 
 def connect(backend: Ray) -> Session:
@@ -60,12 +83,14 @@ def connect(backend: Ray) -> Session:
     global _session, _users
     ray = _import_ray()
     with _lock:
-        if _session is not None and not ray.is_initialized():
+        if _session is not None and not _session.alive:
             _session = None  # the user shut it down
             _users = 0
         if _session is None:
             _session = Session(ray, _start(ray, backend))
             _session.reserves = not _session.started or _address(backend) is not None
+            if _inherited_reserves is not None:
+                _session.reserves = _inherited_reserves
             if _session.started and _session.reserves:
                 _session.job_env = backend.runtime_env
         _users += 1
@@ -89,8 +114,15 @@ def _start(ray: Any, backend: Ray) -> bool:
         # Only a job's environment may name folders of this machine (py_modules=[mpfeed]); Ray uploads them.
         ray.init(address=address, log_to_driver=False, logging_level="warning", runtime_env=backend.runtime_env)
         return True
-    with _no_idle_workers():
-        ray.init(address="local", num_cpus=usable_cpus(), **quiet)  # not a cluster that happens to run on this machine
+
+    def begin() -> None:
+        with _no_idle_workers():
+            # "local": not a cluster that happens to run on this machine
+            ray.init(address="local", num_cpus=usable_cpus(), **quiet)
+
+    # Ray's processes die with the thread that starts them, and tf.data's threads end; in the main thread Ray also
+    # installs its handler of SIGTERM.
+    begin() if threading.current_thread() is threading.main_thread() else in_lasting_thread(begin)
     return True
 
 
@@ -119,19 +151,31 @@ def release(session: Session) -> None:
             _users = max(0, _users - 1)
 
 
+def abandon() -> None:
+    """There will be no engine after all: end what was started for it, unless another uses it."""
+    with _lock:
+        if _users == 0 and _session is not None:
+            _end(_session)
+
+
 def disconnect(session: Session) -> None:
     """An engine no longer needs the session; the last one ends a Ray that mpfeed started."""
-    global _session, _users
+    global _users
     with _lock:
         if _session is not session:
             return  # of a Ray that the user shut down: those who use the next one are not to lose it
         _users = max(0, _users - 1)
         if _users == 0:
-            _session = None
-            if session.started and session.ray.is_initialized():
-                folder = _own_folder(session)
-                session.ray.shutdown()
-                _remove(folder)
+            _end(session)
+
+
+def _end(session: Session) -> None:
+    global _session
+    _session = None
+    if session.started and session.alive:
+        folder = _own_folder(session)
+        session.ray.shutdown()
+        _remove(folder)
 
 
 def _own_folder(session: Session) -> Path | None:

@@ -74,6 +74,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_spawner)
 
 
+def in_lasting_thread(function: Callable[[], Any]) -> Any:
+    """What a function gives that starts processes which are to live as long as this one."""
+    return _spawner.call(function)
+
+
 class Child:
     """A worker process and the ways to see and cause its end; OSError where it cannot be started."""
 
@@ -87,7 +92,7 @@ class Child:
             json.dumps({**arguments, "parent": os.getpid()}),
         ]
         # Its own process group: Ctrl-C reaches the driver alone, and what the worker starts ends with it.
-        self._process: subprocess.Popen[bytes] = _spawner.call(
+        self._process: subprocess.Popen[bytes] = in_lasting_thread(
             lambda: subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, pass_fds=fds, process_group=0)
         )
         self.pid = self._process.pid

@@ -152,10 +152,10 @@ class _Loop:
             return 1
         gc.collect()
         gc.freeze()  # the source's own objects are here for good: later collections need not walk them
-        self._send(Joined(self._start.worker, os.getpid()))
         try:
             # Answers that the driver left unread as it closed its end make an error of what is the end of the requests.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._send(Joined(self._start.worker, os.getpid()))
                 self._serve(producer)
             producer.close()
         except BaseException:
@@ -196,13 +196,15 @@ class _Loop:
         self._inbox.append(message)
 
     def _wait_for_room(self) -> bool:
+        """Whether there will be none. SystemExit, out of the user's code, where the driver has gone meanwhile."""
         self._rooms.clear()
-        with self._sending:
-            self._send(NeedRoom())
+        if not self._ended:
+            with self._sending:
+                self._send(NeedRoom())
         while not self._rooms:
-            self._receive()
             if self._ended:
-                os._exit(0)
+                raise SystemExit("the feed was closed")
+            self._receive()
         return self._rooms.popleft().none
 
     def _reply(self, reply: Reply) -> None:

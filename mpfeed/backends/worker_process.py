@@ -8,6 +8,7 @@ import pickle
 import select
 import signal
 import time
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,6 +27,9 @@ from mpfeed.transport.channel import DriverChannel
 # shuffle(20) 22), so that what it keeps is ordinary memory.
 LEASES_PER_WORKER = 64
 _DUMP_S = 1.0
+# Workers of the past of whose memory a consumer may hold batches in place.
+_MOST_LEFT = 8
+_left: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
 class WorkerProcess:
@@ -84,7 +88,12 @@ class WorkerProcess:
             return False
         if self.limit is not None and self.reader.lent_bytes + parcel.nbytes > self.limit:
             return True
-        return self.tight or self.reader.lent > LEASES_PER_WORKER
+        return self.tight or self.reader.lent > LEASES_PER_WORKER or len(_left) > _MOST_LEFT
+
+    def leave(self) -> None:
+        """It is of the past, but for what the consumer holds of its memory: a mapping, and a descriptor with it."""
+        if self.reader is not None:
+            _left.add(self.reader)
 
     def resolve(self, name: Any) -> Any:
         """The bytes of a region."""

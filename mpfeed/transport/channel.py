@@ -6,6 +6,8 @@ deadlock with a driver that does. The worker's side blocks.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import struct
 from collections import deque
@@ -80,6 +82,7 @@ class DriverChannel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self._socket = sock
+        self._owner = os.getpid()
         self._frames = Frames()
         self._unsent: deque[memoryview] = deque()
         self.ended = False
@@ -135,7 +138,10 @@ class DriverChannel:
         return frames
 
     def close(self) -> None:
-        """Close the socket; the worker sees the end of its requests."""
+        """Close the socket; the worker sees the end of its requests, also where a fork of this process lives on."""
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):  # the worker is gone
+                self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
 
