@@ -885,9 +885,9 @@ def test_batches_that_are_cast_in_part_are_copied_when_many_are_held(keep: Keep)
     tf = pytest.importorskip("tensorflow")
 
     def sample(i: int) -> Any:
-        return np.full(1 << 16, i, np.uint8), i
+        return np.full(1 << 19, i, np.uint8), i
 
-    signature = tf.TensorSpec((1 << 16,), tf.uint8), tf.TensorSpec((), tf.int32)
+    signature = tf.TensorSpec((1 << 19,), tf.uint8), tf.TensorSpec((), tf.int32)
     feed = keep(mpfeed.from_map(sample, range(200), **on("process", workers=1)))
     held = list(feed.dataset(output_signature=signature, chunk=1))
     assert [int(label) for _, label in held] == list(range(200))
