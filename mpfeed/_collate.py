@@ -59,7 +59,7 @@ def _holds(dtype: np.dtype[Any], value: Array) -> bool:
         return True
     with np.errstate(all="ignore"):
         there = value.astype(dtype)
-    if dtype.kind in "fc" or dtype.kind == "V":
+    if dtype.kind in "fc" or (dtype.kind == "V" and "int" not in dtype.name):  # ml_dtypes are of kind V
         return bool(np.isfinite(there) == np.isfinite(value))
     return bool(there == value)
 

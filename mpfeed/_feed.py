@@ -435,7 +435,8 @@ class Feed:
                 feed.close()
         while self._shared:
             self._shared.pop().close()
-        if crew is not None and crew.trace is not None:  # the last, as its file may not be writable any more
+        # The last, as its file may not be writable any more; in a fork it is the parent's.
+        if crew is not None and crew.trace is not None and not crew.forked():
             crew.trace.close()
 
     @property
@@ -465,13 +466,13 @@ class Feed:
             self._signature = signature or Signature.of(parcel, free=True)
         signature = signature or self._signature
         arrays = signature.conform(parcel, number)
-        if arrays is not parcel.arrays:
-            self.counters.copied_cast += 1
+        cast = arrays is not parcel.arrays  # some of them: the others still alias the worker's memory
+        self.counters.copied_cast += cast
         if parcel.crowded is not None and parcel.crowded(parcel):
-            self.counters.copied_held += arrays is parcel.arrays
-            lent = {id(array) for array in parcel.arrays}  # those of them that needed no cast
-            arrays = parcel.arrays = [copied(array) if id(array) in lent else array for array in arrays]
+            self.counters.copied_held += not cast
+            parcel.arrays = [copied(array) for array in parcel.arrays]
             parcel.crowded = None
+            arrays = signature.conform(parcel, number) if cast else parcel.arrays
         self.counters.nbytes += parcel.nbytes * span.count // max(parcel.count, 1)
         # Equal structures may differ in the order of a dict's keys, and have the first element's.
         structure = parcel.layout.treespec
@@ -496,7 +497,7 @@ def _close_forgotten(crew: Crew, name: str | None) -> None:
     if name is not None and crew.started and not crew.closed:
         warnings.warn(f"{name} was forgotten: use `with feed:` or feed.close()", ResourceWarning, stacklevel=2)
     crew.close()
-    if crew.trace is not None:
+    if crew.trace is not None and not crew.forked():
         try:
             crew.trace.close()
         except OSError:

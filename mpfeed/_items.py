@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from types import GeneratorType
 from typing import Any
 
 from mpfeed._shuffle import Permutation
@@ -92,10 +93,9 @@ class EpochItems:
     def close(self) -> None:
         """No more is read: where items are made by a generator, it is closed."""
         self._closed = True
-        close = getattr(self._iterator, "close", None)
-        if callable(close):
+        if isinstance(self._iterator, GeneratorType):  # another iterator may be the user's own object, read again
             try:
-                close()
+                self._iterator.close()
             except Exception:
                 log.warning("the items raised while they were closed", exc_info=True)
 

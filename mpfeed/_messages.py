@@ -157,7 +157,7 @@ class Parcel:
         arrays: the leaves; of a stack, with ``count`` rows.
         count: elements in it.
         stacked: whether the first axis counts elements.
-        nbytes: bytes of its regions.
+        nbytes: bytes of its regions and, about, of its text.
         crowded: its backend lends more memory than it should: hand out a copy.
         ready_s: when its worker had made it, by this process's ``time.perf_counter``; 0 where nobody knows.
         worker: who made it, or None for one made of several.

@@ -875,7 +875,10 @@ def test_few_batches_of_workers_of_the_past_are_held_in_place(monkeypatch: pytes
     monkeypatch.setattr("mpfeed.backends.worker_process._MOST_LEFT", 2)
     before = len(os.listdir("/proc/self/fd"))
     feed = keep(mpfeed.from_map(lambda i: np.full(9, i), range(8), **on("process", workers=1, max_tasks_per_worker=1)))
-    held = list(feed)
+    held = []
+    for element in feed:
+        held.append(element)
+        gc.collect()
     assert [element[0] for element in held] == list(range(8))
     assert feed.stats().copied_held >= 4
     assert len(os.listdir("/proc/self/fd")) - before <= 2 + 3 + 2  # what they hold, the feed's worker, the feed's own

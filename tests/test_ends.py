@@ -107,9 +107,10 @@ feed.close()
 
 def test_a_fork_that_lives_on_keeps_no_worker_from_its_clean_up(tmp_path: Path) -> None:
     code = """
-import os
+import os, warnings
 from pathlib import Path
 import mpfeed
+warnings.simplefilter("ignore", DeprecationWarning)  # of os.fork() beside threads
 ended = Path("TMP/ended")
 def counted(shard):
     try:

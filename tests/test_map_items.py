@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections
 import functools
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -211,3 +212,21 @@ def test_items_are_closed_with_the_iteration_that_reads_them(backend: BackendNam
         for _ in feed:
             break
         assert items.closed
+
+
+class Rewound:
+    """Items read from one object of the user's, which is rewound for each pass."""
+
+    def __init__(self) -> None:
+        self.file = io.StringIO("1\n2\n3\n")
+
+    def __iter__(self) -> Iterator[str]:
+        self.file.seek(0)
+        return iter(self.file)
+
+
+def test_what_the_user_reads_items_from_stays_open() -> None:
+    with mpfeed.from_map(int, Rewound(), workers=1, backend="inprocess") as feed:
+        for _ in feed:
+            break
+        assert [values(feed), values(feed)] == [[1, 2, 3]] * 2

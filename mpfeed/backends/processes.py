@@ -10,6 +10,7 @@ import select
 import sys
 import time
 import warnings
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -102,6 +103,7 @@ class _Engine:
         self._plan = plan
         self._backend = backend
         self._members: dict[int, WorkerProcess] = {}
+        self._left: weakref.WeakSet[Any] = weakref.WeakSet()
         self._by_fd: dict[int, WorkerProcess] = {}
         self._poll = select.poll()
         self._woken_read, self._woken_write = _wake_pipe()
@@ -116,7 +118,8 @@ class _Engine:
     def start_worker(self, worker: int) -> None:
         try:
             shares = self._backend.transport == "shared_memory"
-            member = WorkerProcess(worker, self._plan, shares=shares, memory_limit=self._backend.memory_limit)
+            limit = self._backend.memory_limit
+            member = WorkerProcess(worker, self._plan, shares=shares, memory_limit=limit, left=self._left)
         except OSError as error:
             raise MpfeedError(_why_none(worker, error)) from error
         self._members[worker] = member

@@ -173,7 +173,8 @@ class RayEngine:
         self._watch(member, "answer", member.ask(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
 
     def retire_worker(self, worker: int) -> None:
-        self._end([self._members.pop(worker)])
+        if (member := self._members.pop(worker, None)) is not None:  # not gone with the whole of Ray
+            self._end([member])
 
     # ------------------------------------------------------------------------------------- events
 
@@ -191,8 +192,12 @@ class RayEngine:
         heard, self._heard = self._heard, []
         if heard and self._headless_s is not None:
             self._headless_s = time.monotonic()
-        for item in heard:
-            self._hear(item)
+        try:
+            for item in heard:
+                self._hear(item)
+        except Exception:
+            if self._connected():
+                raise
         self._look()
         events = list(self._events)
         self._events.clear()

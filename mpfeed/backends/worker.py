@@ -198,13 +198,16 @@ class _Loop:
     def _wait_for_room(self) -> bool:
         """Whether there will be none. SystemExit, out of the user's code, where the driver has gone meanwhile."""
         self._rooms.clear()
-        if not self._ended:
-            with self._sending:
-                self._send(NeedRoom())
-        while not self._rooms:
-            if self._ended:
-                raise SystemExit("the feed was closed")
-            self._receive()
+        try:
+            if not self._ended:
+                with self._sending:
+                    self._send(NeedRoom())
+            while not self._rooms and not self._ended:
+                self._receive()
+        except (BrokenPipeError, ConnectionResetError):  # it left something unread
+            self._ended = True
+        if self._ended:
+            raise SystemExit("the feed was closed")
         return self._rooms.popleft().none
 
     def _reply(self, reply: Reply) -> None:

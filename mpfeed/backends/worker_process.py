@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from mpfeed._leaves import is_text
 from mpfeed._messages import Parcel
 from mpfeed._serialize import main_arguments
 from mpfeed.backends import spawn
@@ -27,9 +28,8 @@ from mpfeed.transport.channel import DriverChannel
 # shuffle(20) 22), so that what it keeps is ordinary memory.
 LEASES_PER_WORKER = 64
 _DUMP_S = 1.0
-# Workers of the past of whose memory a consumer may hold batches in place.
+# Workers of the past of whose memory the consumer of a feed may hold batches in place: each takes a descriptor.
 _MOST_LEFT = 8
-_left: weakref.WeakSet[Reader] = weakref.WeakSet()
 
 
 class WorkerProcess:
@@ -40,10 +40,14 @@ class WorkerProcess:
         plan: of the feed.
         shares: whether arrays travel in shared memory.
         memory_limit: bytes of it for all workers together, or None.
+        left: the mappings of the feed's workers of the past that arrays still hold.
     """
 
-    def __init__(self, worker: int, plan: Plan, *, shares: bool, memory_limit: int | None) -> None:
+    def __init__(
+        self, worker: int, plan: Plan, *, shares: bool, memory_limit: int | None, left: weakref.WeakSet[Any]
+    ) -> None:
         self.worker = worker
+        self._left = left
         self.layouts = SeenLayouts()
         self.joined = False
         self.wanted = select.POLLIN
@@ -86,14 +90,16 @@ class WorkerProcess:
         """Whether the consumer holds so much of this worker's memory that it should get a copy."""
         if self.reader is None:
             return False
-        if self.limit is not None and self.reader.lent_bytes + parcel.nbytes > self.limit:
-            return True
-        return self.tight or self.reader.lent > LEASES_PER_WORKER or len(_left) > _MOST_LEFT
+        if self.limit is not None:
+            nbytes = sum(array.nbytes for array in parcel.arrays if not is_text(array))
+            if self.reader.lent_bytes + nbytes > self.limit:
+                return True
+        return self.tight or self.reader.lent > LEASES_PER_WORKER or len(self._left) > _MOST_LEFT
 
     def leave(self) -> None:
-        """It is of the past, but for what the consumer holds of its memory: a mapping, and a descriptor with it."""
+        """It is of the past, but for what the consumer holds of its memory."""
         if self.reader is not None:
-            _left.add(self.reader)
+            self._left.add(self.reader.mapping)
 
     def resolve(self, name: Any) -> Any:
         """The bytes of a region."""

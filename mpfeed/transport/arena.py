@@ -269,6 +269,11 @@ class Reader:
         _readers.add(self)
 
     @property
+    def mapping(self) -> mmap.mmap:
+        """What lives, with a descriptor of its own, as long as arrays over it."""
+        return self._map
+
+    @property
     def lent(self) -> int:
         """Slots that live arrays hold."""
         return len(self._loans)
