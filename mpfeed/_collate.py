@@ -45,23 +45,29 @@ class _Padded:
         value = np.asarray(self.value)
         if dtype.kind == "b" and value.dtype.kind != "b":
             return False
-        if not _holds(dtype, value):
+        try:
+            with np.errstate(all="ignore"):
+                fill = value.astype(dtype)
+            fits = _same(fill, value)
+        except (TypeError, ValueError, OverflowError):
+            fits = False
+        if not fits:
             raise SignatureError(
                 f"leaf {name} of a batch is {dtype}, which cannot hold the padding value {self.value!r}: give another "
                 "(collate_padded(value)), cast the leaf in the source, or pad it there"
             )
-        return self.value
+        return fill
 
 
-def _holds(dtype: np.dtype[Any], value: Array) -> bool:
-    """Whether a dtype has the value; a float it may round."""
-    if dtype.kind in "mM":
+def _same(fill: Array, value: Array) -> bool:
+    """Whether a cast kept the value; a float may have been rounded."""
+    if fill.dtype.kind in "mM" or value.dtype.kind == "O":
         return True
-    with np.errstate(all="ignore"):
-        there = value.astype(dtype)
-    if dtype.kind in "fc" or (dtype.kind == "V" and "int" not in dtype.name):  # ml_dtypes are of kind V
-        return bool(np.isfinite(there) == np.isfinite(value))
-    return bool(there == value)
+    if value.dtype.kind == "c" and fill.dtype.kind != "c":
+        return False
+    if fill.dtype.kind in "fc" or (fill.dtype.kind == "V" and "int" not in fill.dtype.name):  # V: ml_dtypes
+        return bool(np.all(np.isfinite(fill) == np.isfinite(value)))
+    return bool(np.all(fill.astype(value.dtype) == value))
 
 
 def collate_padded(value: Any = 0) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 
 from mpfeed import _context, _seed
 from mpfeed._collating import CHUNK_S, MAX_ROWS, Answers, Batch, Chunk, EarlySender, packed
+from mpfeed._copying import own_item
 from mpfeed._effort import Meter
 from mpfeed._errors import ArenaFull, SignatureError
 from mpfeed._layout import Allocator, Payload
@@ -353,7 +354,7 @@ class Producer:
         if not self._settings.threaded:
             self._random.seed(self._settings.seed, _seed.ITEM, epoch, index)
         if not self._remote:
-            item = _own_item(item)  # in a worker process it is a copy, which `fn` may change
+            item = own_item(item)  # in a worker process it is a copy, which `fn` may change
         return source.sample(item, self._settings.seed, epoch, index)
 
     def _skips(self, error: BaseException) -> bool:
@@ -422,21 +423,7 @@ class Producer:
 
 
 def _own(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, (np.ndarray, np.void)) else leaf
-
-
-def _own_item(item: Any) -> Any:
-    """An item with containers and writable arrays of its own; other objects are shared, as they may not be copied."""
-    kind = type(item)
-    if isinstance(item, np.ndarray) and not item.flags.writeable:
-        return item
-    if kind in (list, tuple):
-        return kind(map(_own_item, item))
-    if kind is dict:
-        return {key: _own_item(value) for key, value in item.items()}
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return kind(*map(_own_item, item))
-    return _own(item)
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def _close(iterator: Any) -> None:

@@ -130,9 +130,12 @@ def _writable(paths: Iterable[Path | None]) -> None:
     """A report that cannot be written is told before anything is measured for it."""
     for path in paths:
         if path is not None:
+            there = path.exists()
             try:
                 with path.open("a"):
                     pass
+                if not there:
+                    path.unlink()
             except OSError as error:
                 raise typer.BadParameter(f"{path} cannot be written: {error.strerror}") from None
 

@@ -829,6 +829,18 @@ def test_long_text_fills_a_message_too(size: int, rows: int) -> None:
     assert chunk.count == rows
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value", "want"),
+    [("f4", 1 << 70, 2.0**70), ("f4", None, np.nan), ("f8", np.float32(0.5), 0.5), ("c8", 1j, 1j),
+     ("M8[s]", np.nan, np.datetime64("NaT")), ("bfloat16", -1, -1)],
+)  # fmt: skip
+def test_padding_is_the_value_in_the_dtype_of_the_leaf(dtype: str, value: Any, want: Any) -> None:
+    samples = [np.ones(1).astype(dtype), np.ones(2).astype(dtype)]
+    padded = mpfeed.collate_padded(value)(samples)
+    assert padded.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(padded[0, 1], np.asarray(want, padded.dtype))
+
+
 def test_padding_fits_what_it_pads(keep: Keep) -> None:
     def sample(i: int) -> Any:
         return {"ids": np.ones(i + 1, np.int32), "mask": np.ones(i + 1, bool), "level": np.full(2, 7, np.uint8)}
@@ -841,7 +853,7 @@ def test_padding_fits_what_it_pads(keep: Keep) -> None:
     assert batch["ids"].tolist() == [[1, -1], [1, 1]]
     assert batch["mask"].tolist() == [[True, False], [True, True]]
     assert batch["level"].tolist() == [[7, 7], [7, 7]]
-    for value in (0.5, 1 << 40):
+    for value in (0.5, 1 << 40, 1 << 70, 1j, "x", None):
         with pytest.raises(mpfeed.MpfeedError, match=r"ids.* is int32, which cannot hold the padding value"):
             first(value)
 

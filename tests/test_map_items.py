@@ -164,7 +164,7 @@ def test_a_function_may_change_the_items_it_is_given(backend: BackendName) -> No
         return row[0], pair[0], named.x[0], len(more)
 
     def item() -> Any:
-        return {"row": np.zeros(2), "parts": ([0], Point(np.zeros(1))), "more": []}
+        return collections.OrderedDict(row=np.zeros(2), parts=([0], Point(np.zeros(1))), more=collections.deque())
 
     items = [item(), item()]
     with mpfeed.from_map(raised, items, workers=1, backend=backend) as feed:
@@ -178,6 +178,19 @@ def test_a_function_may_change_the_items_it_is_given(backend: BackendName) -> No
         pytest.raises(mpfeed.WorkerError, match="read-only"),
     ):
         list(feed)
+
+
+def test_an_item_may_hold_one_thing_twice_and_itself(backend: BackendName) -> None:
+    def linked(item: Any) -> bool:
+        first, second, whole = item
+        first += 1
+        return bool(second[0] == 1 and whole is item)
+
+    row = np.zeros(1)
+    item = [row, row]
+    item.append(item)  # type: ignore[arg-type]
+    with mpfeed.from_map(linked, [item], workers=1, backend=backend) as feed:
+        assert values(feed) == [True]
 
 
 class Once:

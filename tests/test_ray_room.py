@@ -495,6 +495,22 @@ def test_a_feed_ends_the_ray_that_it_started_and_no_other() -> None:
     assert done.stdout == "False\nTrue\nTrue\nTrue\n"
 
 
+def test_a_shared_part_tells_that_ray_was_shut_down_and_starts_no_other() -> None:
+    program = (
+        "import mpfeed, ray\n"
+        "feed = mpfeed.from_map(abs, range(400), batch_size=4, workers=1, backend='ray')\n"
+        "part = iter(feed.split(2, shared=True)[0])\n"
+        "next(part)\n"
+        "ray.shutdown()\n"
+        "try: print(list(part))\n"
+        "except mpfeed.MpfeedError as error: print('Ray was shut down' in str(error))\n"
+        "feed.close()\n"
+        "print(ray.is_initialized())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.returncode) == ("True\nFalse\n", 0)
+
+
 def test_a_ray_that_a_thread_started_outlives_it() -> None:
     program = (
         "import threading, mpfeed\n"

@@ -37,7 +37,7 @@ from mpfeed.backends.environment import memory_settings, thread_limits
 from mpfeed.backends.ray_loans import Loans
 from mpfeed.backends.ray_member import ActorMember, shortened
 from mpfeed.backends.ray_nodes import addresses, answers, draining, havens, no_room, refusing, starting
-from mpfeed.backends.ray_session import Session, disconnect
+from mpfeed.backends.ray_session import SHUT_DOWN, Session, disconnect
 
 if TYPE_CHECKING:
     from mpfeed.backends.ray_actors import Ray
@@ -60,9 +60,6 @@ _GHOST_S = 20.0
 # After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
 _HEADLESS_S = 10.0
 _SMALL_STORE_BYTES = 128 << 20
-_SHUT_DOWN = (
-    "Ray was shut down, or begun anew, while this feed was at work: close the feed before, and make another after"
-)
 
 
 class RayEngine:
@@ -110,7 +107,7 @@ class RayEngine:
 
     def start_worker(self, worker: int) -> None:
         if not self._connected():
-            raise MpfeedError(_SHUT_DOWN)
+            raise MpfeedError(SHUT_DOWN)
         lost = self._deserted_s is not None and time.monotonic() < self._deserted_s + _GHOST_S
         self._start(worker, next(iter(self._havens()), None) if lost else None)
 
@@ -234,7 +231,7 @@ class RayEngine:
         """Whether Ray is still there; if it is not, no answer comes, and Ray says nothing either."""
         if self._session is None or self._session.alive:
             return True
-        self._strand(list(self._members.values()), _SHUT_DOWN)
+        self._strand(list(self._members.values()), SHUT_DOWN)
         return False
 
     def _start_anew(self, member: ActorMember, haven: str | None) -> None:

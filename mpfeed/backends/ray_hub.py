@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError
 from mpfeed._serialize import dumps, loads
-from mpfeed.backends.ray_session import Session, connect, disconnect, inherit
+from mpfeed.backends.ray_session import SHUT_DOWN, Session, connect, disconnect, inherit
 
 log = logging.getLogger("mpfeed")
 # Without a timeout, a wait of this long is worth a word.
@@ -291,6 +291,7 @@ class Draw:
                 if self._reader is not reader:
                     text = f"part {self.index} is read by a newer iterator now: a shared part has one at a time"
                     raise self._as_is(MpfeedError(text))
+                self._check_ray()
                 while len(asked) < self._sharing.depth:
                     number = self._number + len(asked)
                     asked.append((number, self._hub.take.remote(self.index, self._visit, number)))
@@ -357,6 +358,7 @@ class Draw:
         assert self._session is not None
         ray = self._session.ray
         while not ray.wait([ref], timeout=_POLL_S)[0]:
+            self._check_ray()
             if self.closed:
                 raise self._as_is(FeedClosed("the feed was closed while it was being read"))
         try:
@@ -365,9 +367,14 @@ class Draw:
             raise self._hub_lost(error) from None
         return answer
 
+    def _check_ray(self) -> None:
+        """MpfeedError where Ray was shut down: whatever is asked of it next would start it anew."""
+        if self._session is not None and not self._session.alive:
+            raise self._as_is(MpfeedError(SHUT_DOWN))
+
     def _leave_epoch(self) -> None:
         epoch, self._epoch = self._epoch, self._epoch + 1
-        if self._session is None or self.closed or not self._session.ray.is_initialized():
+        if self._session is None or self.closed or not self._session.alive:
             return
         with contextlib.suppress(Exception):  # the hub is gone: the next read says so
             self._visit, self._number = self._session.ray.get(self._hub.skip.remote(self.index, self._visit, epoch))
@@ -390,7 +397,7 @@ class Draw:
         session, self._session = self._session, None
         if session is None:
             return
-        if session.ray.is_initialized():
+        if session.alive:
             with contextlib.suppress(Exception):  # the hub may be gone
                 session.ray.get(self._hub.leave.remote(self.index, self._beacon), timeout=1.0)
                 session.ray.kill(self._beacon)
@@ -424,7 +431,7 @@ class SharedProducers:
         session, self._session = self._session, None
         if session is None:
             return
-        if session.ray.is_initialized():
+        if session.alive:
             with contextlib.suppress(Exception):
                 session.ray.get(self._hub.close.remote(), timeout=2.0)
             session.ray.kill(self._hub)

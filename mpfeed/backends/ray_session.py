@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 # max_concurrency=2: then two that wait for a third could keep it from beginning.
 OVERLAPPING = "overlapping"
 CLIENT = "ray://"
+SHUT_DOWN = (
+    "Ray was shut down, or begun anew, while this feed was at work: close the feed before, and make another after"
+)
 _PRESTART = "RAY_prestart_worker_first_driver"
 NO_CLIENT = (
     "a Ray Client is outside the cluster and has no object store to read batches from: run the training on a node of "
