@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from mpfeed._uncollected import UncollectedLock
+
 
 class Sleepers:
     """Each is woken when there may be something for it, not whenever anything came: of sixteen calls, the answered one.
@@ -15,7 +17,7 @@ class Sleepers:
         lock: the crew's.
     """
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, lock: UncollectedLock) -> None:
         self._lock = lock
         # A bare lock for each, which waking it releases.
         self._asleep: dict[threading.Lock, Callable[[], bool] | None] = {}

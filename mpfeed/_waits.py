@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from mpfeed import _interrupts
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError
 from mpfeed._sleepers import Sleepers
+from mpfeed._uncollected import UncollectedLock
 from mpfeed.backends.base import GRACE_S, Engine
 
 T = TypeVar("T")
@@ -74,8 +75,8 @@ class Waits:
     def __init__(self, crew: Driven, timeout_s: float | None) -> None:
         self._crew = crew
         self._timeout_s = timeout_s
-        lock = threading.Lock()
-        self.lock = threading.Condition(lock)
+        lock = UncollectedLock()
+        self.lock = threading.Condition(lock)  # type: ignore[arg-type]
         self._sleepers = Sleepers(lock)
         self._driver: int | None = None
         self.begun_s: list[float] = []

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from streams import eventually
 
 from mpfeed._sleepers import Sleepers
+from mpfeed._uncollected import UncollectedLock
 
 
 class Asleep:
     """Threads asleep under one lock, by name."""
 
     def __init__(self, served: dict[str, Callable[[], bool] | None]) -> None:
-        self.lock = threading.Lock()
+        self.lock = UncollectedLock()
         self.sleepers = Sleepers(self.lock)
         self.woken: list[str] = []
         self.threads = []
