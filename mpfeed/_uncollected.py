@@ -27,7 +27,8 @@ class _Pause:
             self._ours = True
 
     def end(self) -> None:
-        self._wanted.pop()
+        if self._wanted:  # none in a fork by who held a lock
+            self._wanted.pop()
         if self._ours and not self._wanted:
             self._ours = False
             gc.enable()

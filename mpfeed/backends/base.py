@@ -107,6 +107,7 @@ class Backend(Protocol):
         """How many of so many workers can run now, at least 1; a warning where they are fewer.
 
         MpfeedError, after a while, where there is room for none. It waits with ``opening.pause``.
+        What it starts for the engine, a method ``abandon()`` ends where none is opened; a backend may lack it.
         """
 
     def prepare(self, work: Work) -> Any:
