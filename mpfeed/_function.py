@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpfeed import _seed
-from mpfeed._call_run import AHEAD, CallRun
+from mpfeed._call_run import CallRun, useful_callers
 from mpfeed._counters import Counters, label
 from mpfeed._cpus import usable_cpus
 from mpfeed._crew import Crew
@@ -107,7 +107,7 @@ class NumpyFunction:
         """
         from mpfeed import _tf
 
-        return _tf.options((AHEAD + 1) * self.workers + usable_cpus())
+        return _tf.options(useful_callers(self.workers) + usable_cpus())
 
     @property
     def signature(self) -> Signature:

@@ -12,9 +12,10 @@ import pytest
 from mpfeed._auto import Auto
 from mpfeed._call_run import Call, CallRun, Message
 from mpfeed._crew import Crew
+from mpfeed._effort import Effort
 from mpfeed._errors import MpfeedError, WorkerDied, WorkerError
 from mpfeed._layout import Layout
-from mpfeed._messages import Arguments, Arrived, Died, Event, Joined, Late, Parcel, Reply, StartFailed
+from mpfeed._messages import Arguments, Arrived, Calls, Died, Event, Joined, Late, Parcel, Reply, StartFailed
 from mpfeed._producer import Settings
 from mpfeed._roster import Roster
 from mpfeed._serialize import failure_of
@@ -82,6 +83,43 @@ def test_a_worn_worker_that_died_with_its_last_answer_is_replaced_once() -> None
     assert engine.alive == {0}
     engine.coming.append(answer(engine.sent[1].number))
     crew.wait_for(second.answer)
+
+
+def asked(run: CallRun, count: int) -> list[Call]:
+    return [run.ask(Arguments([0], flatten(0)[1])) for _ in range(count)]
+
+
+def answers_to(calls: Calls, call_s: float) -> Arrived:
+    """All results of a message, each of which took so long."""
+    layout = Layout(flatten(0)[1], ())
+    count = len(calls.arguments)
+    parcels = tuple(Parcel(layout, [np.zeros(1)], 1, False, 8) for _ in range(count))
+    return Arrived(0, Reply(calls.number, parcels, samples=count, effort=Effort(busy_s=count * call_s)))
+
+
+def sizes_of(engine: Any) -> list[int]:
+    return [len(sent.arguments) for sent in engine.sent]
+
+
+@pytest.mark.parametrize(("call_s", "size"), [(0.0001, 10), (0.0034, 3), (0.004, 2), (0.008, 1), (1.0, 1)])
+def test_calls_that_take_ten_milliseconds_together_share_a_message(call_s: float, size: int) -> None:
+    engine: Any = Scripted()
+    run = CallRun(crew_of(engine, 1), together=True)
+    calls = asked(run, 12)
+    assert sizes_of(engine) == [1, 1]  # nothing is known of them yet
+    engine.coming.append(answers_to(engine.sent[0], call_s))
+    run.crew.wait_for(calls[0].answer)
+    assert sizes_of(engine) == [1, 1, size]
+
+
+def test_one_slow_call_among_quick_ones_makes_messages_small_for_a_while() -> None:
+    engine: Any = Scripted()
+    run = CallRun(crew_of(engine, 1), together=True)
+    asked(run, 60)
+    for number in range(12):  # each answer lets one more message leave
+        engine.coming.append(answers_to(engine.sent[number], 0.1 if number == 1 else 0.001))
+        run.crew.wait_for(lambda: not engine.coming or None)
+    assert sizes_of(engine)[2:] == [10, *[1] * 9, 10, 10]
 
 
 @pytest.mark.parametrize("may_lose", [False, True])
