@@ -884,7 +884,7 @@ def test_threads_that_are_busy_are_waited_for_together(monkeypatch: pytest.Monke
 
 
 def test_few_batches_of_workers_of_the_past_are_held_in_place(monkeypatch: pytest.MonkeyPatch, keep: Keep) -> None:
-    monkeypatch.setattr("mpfeed.backends.worker_process._MOST_LEFT", 2)
+    monkeypatch.setattr("mpfeed.backends.worker_memory._MOST_LEFT", 2)
     before = len(os.listdir("/proc/self/fd"))
     feed = keep(mpfeed.from_map(lambda i: np.full(9, i), range(8), **on("process", workers=1, max_tasks_per_worker=1)))
     held = []
@@ -907,4 +907,4 @@ def test_batches_that_are_cast_in_part_are_copied_when_many_are_held(keep: Keep)
     held = list(feed.dataset(output_signature=signature, chunk=1))
     assert [int(label) for _, label in held] == list(range(200))
     engine = feed._crew._engine  # type: ignore[union-attr]
-    assert engine._members[0].reader.lent <= 70  # type: ignore[union-attr]
+    assert engine._members[0].memory.reader.lent <= 70  # type: ignore[union-attr]

@@ -22,7 +22,7 @@ from mpfeed._opening import Opening
 from mpfeed._producer import Work
 from mpfeed._serialize import dump_source, freeze, loads
 from mpfeed.backends import spawn
-from mpfeed.backends.base import GRACE_S, Engine, Plan, deliver
+from mpfeed.backends.base import GRACE_S, Engine, Plan
 from mpfeed.backends.worker import NeedRoom, Room
 from mpfeed.backends.worker_process import WorkerProcess, stacks, words
 
@@ -201,11 +201,11 @@ class _Engine:
             self._give_room(self._roomy.popleft(), none=False)
 
     def _give_room(self, member: WorkerProcess, *, none: bool) -> None:
-        reader = member.reader
-        if self._members.get(member.worker) is member and member.starves and reader is not None:
-            member.starves, reader.returned = False, None
-            member.returns_told = reader.returns
-            member.tight |= none
+        memory = member.memory
+        if self._members.get(member.worker) is member and member.starves and memory is not None:
+            member.starves, memory.reader.returned = False, None
+            member.returns_told = memory.reader.returns
+            memory.tight |= none
             self._send(member, Room(none))
 
     def _hear(self, member: WorkerProcess, ended: bool) -> None:
@@ -230,9 +230,7 @@ class _Engine:
     def _take(self, member: WorkerProcess, message: Any) -> None:
         match message:
             case Reply():
-                for payload in message.payloads:
-                    payload.layout = member.layouts.resolve(payload.layout)
-                self._events.append(Arrived(member.worker, deliver(message, member.resolve, member.crowded)))
+                self._events.append(Arrived(member.worker, member.deliver(message)))
             case Joined():
                 member.joined = True
                 self._events.append(message)
@@ -244,8 +242,8 @@ class _Engine:
 
     def _make_room(self, member: WorkerProcess) -> None:
         """Tell a worker that waits for room as soon as a slot comes back."""
-        reader = member.reader
-        assert reader is not None
+        assert member.memory is not None
+        reader = member.memory.reader
         member.starves = True
 
         def returned() -> None:

@@ -12,24 +12,19 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from mpfeed._leaves import is_text
-from mpfeed._messages import Parcel
+from mpfeed._messages import Reply
 from mpfeed._serialize import main_arguments
 from mpfeed.backends import spawn
 from mpfeed.backends.arguments import Packer
-from mpfeed.backends.base import Plan
+from mpfeed.backends.base import Plan, deliver
 from mpfeed.backends.environment import worker_environment
 from mpfeed.backends.layouts import SeenLayouts
 from mpfeed.backends.worker import Start, stack_signal
-from mpfeed.transport.arena import Reader, create_file
+from mpfeed.backends.worker_memory import WorkerMemory
+from mpfeed.transport.arena import create_file
 from mpfeed.transport.channel import DriverChannel
 
-# Batches of one worker that a consumer may hold in place; beyond it gets copies (DESIGN: cache() holds all of them,
-# shuffle(20) 22), so that what it keeps is ordinary memory.
-LEASES_PER_WORKER = 64
 _DUMP_S = 1.0
-# Workers of the past of whose memory the consumer of a feed may hold batches in place: each takes a descriptor.
-_MOST_LEFT = 8
 
 
 class WorkerProcess:
@@ -47,13 +42,11 @@ class WorkerProcess:
         self, worker: int, plan: Plan, *, shares: bool, memory_limit: int | None, left: weakref.WeakSet[Any]
     ) -> None:
         self.worker = worker
-        self._left = left
         self.layouts = SeenLayouts()
         self.joined = False
         self.wanted = select.POLLIN
         self.returns_told = 0
         self.starves = False  # it waits for room
-        self.tight = False  # it did in vain, so that the consumer gets copies from now on
         self.heard = False  # its end was explained: StartFailed was reported
         with contextlib.ExitStack() as theirs:  # the worker's alone once it is started
             arena, length = create_file() if shares else (-1, 0)
@@ -76,34 +69,27 @@ class WorkerProcess:
             fds = tuple(fd for fd in (channel.fileno(), arena, given, self.stacks_fd) if fd >= 0)
             try:
                 self.child = spawn.Child(arguments, fds, worker_environment(plan.threads_per_worker))
-                self.reader: Reader | None = Reader(arena, length) if arena >= 0 else None
+                limit = memory_limit and max(1, memory_limit // plan.workers)
+                self.memory: WorkerMemory | None = WorkerMemory(arena, length, left, limit) if arena >= 0 else None
             except BaseException:
                 mine.close()
                 raise
         self.channel = DriverChannel(mine)
-        limit = memory_limit and max(1, memory_limit // plan.workers)
-        self.limit = limit
         start = Start(plan.work, plan.settings, worker, main_arguments(), plan.threads_per_worker, limit)
         self.channel.send(pickle.dumps(start, pickle.HIGHEST_PROTOCOL))
 
-    def crowded(self, parcel: Parcel) -> bool:
-        """Whether the consumer holds so much of this worker's memory that it should get a copy."""
-        if self.reader is None:
-            return False
-        if self.limit is not None:
-            nbytes = sum(array.nbytes for array in parcel.arrays if not is_text(array))
-            if self.reader.lent_bytes + nbytes > self.limit:
-                return True
-        return self.tight or self.reader.lent > LEASES_PER_WORKER or len(self._left) > _MOST_LEFT
+    def deliver(self, reply: Reply) -> Reply:
+        """A reply with its messages unpacked in place."""
+        for payload in reply.payloads:
+            payload.layout = self.layouts.resolve(payload.layout)
+        if self.memory is None:
+            return deliver(reply, lambda name: name)
+        return deliver(reply, self.memory.resolve, self.memory.crowded)
 
     def leave(self) -> None:
         """It is of the past, but for what the consumer holds of its memory."""
-        if self.reader is not None:
-            self._left.add(self.reader.mapping)
-
-    def resolve(self, name: Any) -> Any:
-        """The bytes of a region."""
-        return self.reader.lend(name) if self.reader is not None and isinstance(name, tuple) else name
+        if self.memory is not None:
+            self.memory.leave()
 
     def state(self) -> str:
         """The kernel's word for what the process does, for one whose Python cannot answer."""
