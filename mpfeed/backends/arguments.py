@@ -7,6 +7,7 @@ message itself.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,11 @@ class Packer:
 
     def __init__(self) -> None:
         self.file = create_file()
-        self._writer = Writer(*self.file)
+        try:
+            self._writer = Writer(*self.file)
+        except BaseException:
+            os.close(self.file[0])
+            raise
         self._layouts = SentLayouts()
         self._places: dict[Any, _Place] = {}
         self.waited_s = 0.0

@@ -55,8 +55,9 @@ class Engine(Protocol):
     may_lose: bool
     """Whether an answer may be lost with the process that gave it."""
 
-    room_bytes: int | None
-    """Bytes of messages that may be on their way at once; None where only their number is limited."""
+    @property
+    def room_bytes(self) -> int | None:
+        """Bytes of messages that may be on their way at once; None where only their number is limited."""
 
     def start_worker(self, worker: int) -> None:
         """Begin to start a worker; ``Joined``, ``StartFailed`` or ``Died`` tells what became of it. Does not wait."""

@@ -1,19 +1,18 @@
-"""The Ray backend at work: one actor a worker, batches in the shared-memory object store.
+"""The Ray backend at work: one actor a worker, batches in shared memory or, from other nodes, in the object store.
 
-An actor is asked for one message at a time, a few calls ahead. Its answer is one object: what the reply says, and
-beside it the bytes, which arrive here as read-only arrays over the store and are freed when they die. Streaming
-generators are not used: they hang after a node died (DESIGN, measured facts).
+An actor is asked for one message at a time, a few calls ahead. On this node it writes batches to memory that it shares
+with this process (``ray_memory``), and its answer is what the reply says. Elsewhere the bytes are in the answer too,
+one object, and arrive here as read-only arrays over the store, which are freed when they die. Streaming generators are
+not used: they hang after a node died (DESIGN, measured facts).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import pickle
 import queue
 import sys
 import time
-import warnings
+import weakref
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +31,11 @@ from mpfeed._messages import (
     Unschedulable,
 )
 from mpfeed._serialize import loads, main_arguments
-from mpfeed.backends.base import GRACE_S, Plan, deliver
+from mpfeed.backends.base import GRACE_S, Plan
 from mpfeed.backends.environment import memory_settings, thread_limits
-from mpfeed.backends.ray_loans import Loans
+from mpfeed.backends.ray_loans import Loans, warn_of_small_store
 from mpfeed.backends.ray_member import ActorMember, shortened
+from mpfeed.backends.ray_memory import offer
 from mpfeed.backends.ray_nodes import addresses, answers, draining, havens, no_room, refusing, starting
 from mpfeed.backends.ray_session import SHUT_DOWN, Session, disconnect
 
@@ -59,7 +59,8 @@ _LOOK_S = 1.0
 _GHOST_S = 20.0
 # After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
 _HEADLESS_S = 10.0
-_SMALL_STORE_BYTES = 128 << 20
+# Whether actors on this node are offered shared memory. Tests of the store say no.
+SHARES = True
 
 
 class RayEngine:
@@ -73,35 +74,31 @@ class RayEngine:
         self._session: Session | None = session
         self._ray = session.ray
         self._reserves = session.reserves
-        self.room_bytes = int(IN_FLIGHT_SHARE * session.store_bytes) or None
+        self._store_bytes = session.store_bytes
         self._members: dict[int, ActorMember] = {}
+        self._storing: set[ActorMember] = set()  # those whose messages lie in the store, as far as is known
+        self._left: weakref.WeakSet[Any] = weakref.WeakSet()
         # What Ray's own thread hands over: who has an answer, or None from `wake`.
         self._done: queue.SimpleQueue[ActorMember | None] = queue.SimpleQueue()
         self._heard: list[ActorMember | None] = []
         self._events: deque[Event] = deque()
         self._loans = Loans(session.store_bytes)
-        self._warn_of_small_store(session)
+        self._warned = False
         self._work = self._ray.put(plan.work)
         self._looked_s = time.monotonic()
         self._nodes: dict[int, str] = {}  # where a worker was, before it was started again
         self._deserted_s: float | None = None  # when a node was last seen to be gone
         self._addresses: dict[str, str] = {}  # of nodes, by their ids
-        self._head: str = self._ray.get_runtime_context().gcs_address
+        context = self._ray.get_runtime_context()
+        self._head: str = context.gcs_address
+        self._node: str = context.get_node_id()
         self._headless_s: float | None = None  # since when, and since the latest answer
 
-    def _warn_of_small_store(self, session: Session) -> None:
-        try:
-            stats = os.statvfs("/dev/shm")
-        except OSError:
-            return
-        total = stats.f_frsize * stats.f_blocks
-        if total < min(_SMALL_STORE_BYTES, session.store_bytes or _SMALL_STORE_BYTES):
-            warnings.warn(
-                f"/dev/shm holds only {total:,} bytes, so Ray keeps its object store on disk and batches travel "
-                "slowly: enlarge it (docker run --shm-size=4g)",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    @property
+    def room_bytes(self) -> int | None:
+        """Messages in the store alone are limited; ``None`` where every worker that is there shares memory."""
+        shared = self._members and not self._storing
+        return None if shared else int(IN_FLIGHT_SHARE * self._store_bytes) or None
 
     # ------------------------------------------------------------------------------------ workers
 
@@ -123,7 +120,8 @@ class RayEngine:
         limits = thread_limits(p.threads_per_worker)
         environment["env_vars"] = {**memory_settings(), **limits, **environment.get("env_vars", {})}
         labels = {"label_selector": b.label_selector} if b.label_selector else {}
-        actor = self._session.actor_class.options(
+        here = p.threads_per_worker, list(sys.path), main_arguments()
+        actor_class = self._session.actor_class.options(
             num_cpus=b.num_cpus if self._reserves else 0,
             resources=b.resources,
             runtime_env=environment,
@@ -131,9 +129,17 @@ class RayEngine:
             max_restarts=0,
             max_task_retries=0,
             **labels,
-        ).remote(self._work, p.settings, worker, (p.threads_per_worker, list(sys.path), main_arguments()))
-        member = ActorMember(worker, actor, self._patience_s(worker), haven, overlaps=p.owns_memory)
+        )
+        offered = offer(self._node, self._left, has_arguments=p.has_arguments) if SHARES else None
+        try:
+            actor = actor_class.remote(self._work, p.settings, worker, here, offered and offered.invitation)
+        except BaseException:
+            if offered is not None:
+                offered.close()
+            raise
+        member = ActorMember(worker, actor, self._patience_s(worker), haven, offered, p.owns_memory)
         self._members[worker] = member
+        self._storing.add(member)
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
         self._watch(member, "start", actor.start.remote())
@@ -167,7 +173,7 @@ class RayEngine:
     def _ask(self, member: ActorMember, request: Request) -> None:
         if member.awaited_s is None:
             member.awaited_s = time.monotonic()
-        self._watch(member, "answer", member.ask(pickle.dumps(request, pickle.HIGHEST_PROTOCOL)))
+        self._watch(member, "answer", member.ask(request))
 
     def retire_worker(self, worker: int) -> None:
         if (member := self._members.pop(worker, None)) is not None:  # not gone with the whole of Ray
@@ -337,14 +343,22 @@ class RayEngine:
 
     def _hear_call(self, member: ActorMember, kind: str, result: Any) -> None:
         if kind == "hello":
-            member.pid, member.node, member.host = result
-            self._nodes[member.worker] = member.node
-            if member.node not in self._addresses:
-                self._addresses = addresses(self._ray)
+            self._greeted(member, result)
         elif kind == "start":
             self._started(member, result)
         elif result is not None:
             self._answered(member, *result)
+
+    def _greeted(self, member: ActorMember, result: Any) -> None:
+        member.greeted(*result)
+        self._nodes[member.worker] = member.node
+        if member.node not in self._addresses:
+            self._addresses = addresses(self._ray)
+        if member.memory is not None:
+            self._storing.discard(member)
+        elif not self._warned:
+            self._warned = True
+            warn_of_small_store(self._store_bytes)
 
     def _started(self, member: ActorMember, result: Any) -> None:
         if isinstance(result, Failure):
@@ -355,13 +369,11 @@ class RayEngine:
             member.joined = True
             self._events.append(Joined(member.worker, member.pid, member.host))
 
-    def _answered(self, member: ActorMember, data: bytes, regions: list[Any]) -> None:
+    def _answered(self, member: ActorMember, data: bytes, stored: list[Any]) -> None:
         reply = loads(data)
         if reply.more:
             self._watch(member, "answer", member.ask(None))
-        self._events.append(
-            Arrived(member.worker, deliver(reply, lambda i: self._loans.lend(regions[i]), self._loans.crowded))
-        )
+        self._events.append(Arrived(member.worker, member.deliver(reply, stored, self._loans)))
 
     def _lost(self, member: ActorMember, error: BaseException, *, deserted: bool = False) -> None:
         """A call came to nothing: the actor, its node or its object is gone."""
@@ -385,13 +397,20 @@ class RayEngine:
                 found[worker] = f"no Python stack ({type(error).__name__})"
         return found
 
+    def _part_with(self, member: ActorMember) -> None:
+        member.leave()
+        self._storing.discard(member)
+
     def _kill(self, member: ActorMember) -> None:
+        self._part_with(member)
         if self._session is None or not self._session.alive:
             return  # Ray would start itself anew to do it
         with contextlib.suppress(Exception):  # it is gone already
             self._ray.kill(member.actor)
 
     def _end(self, members: list[ActorMember]) -> None:
+        for member in members:
+            self._part_with(member)
         if self._session is None or not self._session.alive:
             return
         try:

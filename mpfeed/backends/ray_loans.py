@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 import weakref
 from typing import Any
 
@@ -13,6 +15,7 @@ from mpfeed._messages import Parcel
 # Part of this node's object store that a consumer may hold in place; beyond it gets copies, so that views of old
 # batches never stop the store from taking new ones.
 LENT_SHARE = 0.3
+_SMALL_STORE_BYTES = 128 << 20
 
 
 class _Loan(weakref.ref[Any]):
@@ -52,3 +55,23 @@ class Loans:
     def crowded(self, parcel: Parcel) -> bool:
         """Whether so much is held that a message had better be copied out."""
         return self._lent_bytes > LENT_SHARE * self._store_bytes > 0
+
+
+def warn_of_small_store(store_bytes: int) -> None:
+    """Say so where Ray's object store, through which batches travel, cannot lie in memory.
+
+    Args:
+        store_bytes: of this node's object store; 0 where that is not known.
+    """
+    try:
+        stats = os.statvfs("/dev/shm")
+    except OSError:
+        return
+    total = stats.f_frsize * stats.f_blocks
+    if total < min(_SMALL_STORE_BYTES, store_bytes or _SMALL_STORE_BYTES):
+        warnings.warn(
+            f"/dev/shm holds only {total:,} bytes, so Ray keeps its object store on disk and batches travel "
+            "slowly: enlarge it (docker run --shm-size=4g)",
+            RuntimeWarning,
+            stacklevel=2,
+        )

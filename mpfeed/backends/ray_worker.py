@@ -12,11 +12,13 @@ import traceback
 from typing import Any
 
 from mpfeed import _seed
-from mpfeed._layout import Bytes
+from mpfeed._layout import Allocator, Bytes
 from mpfeed._messages import Drop, Failure, Parcel, Reply
 from mpfeed._producer import Producer, Work
 from mpfeed._serialize import dumps, failure_of, loads
-from mpfeed.transport.arena import Heap
+from mpfeed.backends.arguments import PackedCalls, Unpacker
+from mpfeed.backends.ray_memory import Invitation, accepted
+from mpfeed.transport.arena import Heap, Slot
 
 
 class Actor:
@@ -24,11 +26,24 @@ class Actor:
 
     Calls are numbered. Each hands in a request and takes out the reply of its number, which may be that to a request
     before: replies that are sent early are more than the requests, and the driver calls once more for each (``more``).
-    Where messages own their memory, two calls run at a time, so that the producer has its next request while Ray puts
-    a reply into the store; elsewhere that is copied before its source goes on.
+    Where messages own their memory, two calls run at a time, so that the producer has its next request while Ray sends
+    a reply; elsewhere that is copied before its source goes on.
     """
 
-    def __init__(self, work: bytes, settings: Any, worker: int, here: tuple[int, list[str], list[str]]) -> None:
+    def __init__(
+        self,
+        work: bytes,
+        settings: Any,
+        worker: int,
+        here: tuple[int, list[str], list[str]],
+        invitation: Invitation | None = None,
+    ) -> None:
+        self._allocator: Allocator = Heap(adopts=True)
+        self._unpacker: Unpacker | None = None
+        memory = accepted(invitation, _node()) if invitation is not None else None
+        self._shares = memory is not None
+        if memory is not None:
+            self._allocator, self._unpacker = memory
         self._arguments = work, settings, worker, here
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
@@ -41,10 +56,8 @@ class Actor:
         self._thread = threading.Thread(target=self._run, name="mpfeed-worker", daemon=True)
 
     def hello(self) -> Any:
-        """(pid, id of the node, name of its machine): there is a process."""
-        import ray
-
-        return os.getpid(), ray.get_runtime_context().get_node_id(), socket.gethostname()
+        """There is a process: (pid, id of the node, name of its machine, whether it shares what it was offered)."""
+        return os.getpid(), _node(), socket.gethostname(), self._shares
 
     def start(self) -> Any:
         """Bring the user's code up: None, or what it raised."""
@@ -52,7 +65,7 @@ class Actor:
         return self._started.get()
 
     def answer(self, call: int, request: bytes) -> Any:
-        """Hand in a request; (a pickled reply, the bytes of its messages)."""
+        """Hand in a request; (a pickled reply, the bytes of those of its messages that are not in shared memory)."""
         return self._take(call, pickle.loads(request))
 
     def more(self, call: int) -> Any:
@@ -107,7 +120,7 @@ class Actor:
 
         _seed.watch_cv2(cv2_imported)
         try:
-            producer = Producer(Work(*loads(work)), settings, worker, Heap(adopts=True), remote=True, emit=self._reply)
+            producer = Producer(Work(*loads(work)), settings, worker, self._allocator, remote=True, emit=self._reply)
             producer.open()
         except BaseException as error:
             where = "the source (unpickling it)" if producer is None else "worker_init"
@@ -118,6 +131,9 @@ class Actor:
 
     def _serve(self, producer: Producer) -> None:
         while (message := self._requests.get()) is not None:
+            if isinstance(message, PackedCalls):  # here, in the order in which they were packed; also needless ones
+                assert self._unpacker is not None
+                message = self._unpacker.unpack(message)
             if isinstance(message, Drop):
                 producer.drop(message)
             elif message.run in self._dropped:
@@ -127,13 +143,25 @@ class Actor:
         producer.close()
 
     def _reply(self, reply: Reply) -> None:
-        regions: list[Bytes] = []
+        stored: list[Bytes] = []
+
+        def name(region: Slot | Bytes) -> Slot | int:
+            if isinstance(region, tuple):
+                return region
+            stored.append(region)
+            return len(stored) - 1
+
         for payload in reply.payloads:
             assert not isinstance(payload, Parcel)
-            numbers = range(len(regions), len(regions) + len(payload.regions))
-            regions += payload.regions
-            payload.regions = list(numbers)
-        self._put((_dumped(reply), regions))
+            payload.regions = [name(region) for region in payload.regions]
+        self._put((_dumped(reply), stored))
+
+
+def _node() -> str:
+    import ray
+
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
 
 
 def _dumped(reply: Reply) -> bytes:

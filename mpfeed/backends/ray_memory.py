@@ -1,0 +1,146 @@
+"""Shared memory between the consumer and actors on its own node: offered by the one, taken by the others.
+
+Ray's object store costs several times what a batch in shared memory does. An actor on the consumer's node therefore
+opens the files of an arena through the consumer's entries in /proc, and only slots' numbers travel through Ray. Where
+it cannot (another node, container or user), messages go through the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from mpfeed._errors import ArenaFull, MpfeedError
+from mpfeed._layout import Bytes, heap
+from mpfeed.backends.arguments import Packer, Unpacker
+from mpfeed.backends.worker_memory import WorkerMemory
+from mpfeed.transport.arena import Slot, Writer, create_file
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One nameless file, as another process finds it and knows that it is the one."""
+
+    fd: int
+    device: int
+    inode: int
+    length: int
+
+    @classmethod
+    def of(cls, fd: int, length: int) -> File:
+        """What is known of a file of this process."""
+        status = os.fstat(fd)
+        return cls(fd, status.st_dev, status.st_ino, length)
+
+    def opened(self, pid: int) -> int:
+        """A descriptor of one's own for this file of another process. OSError where it cannot be had."""
+        path = f"/proc/{pid}/fd/{self.fd}"
+        self._check(os.stat(path))  # first: in another container it may be anything, and opening it may do anything
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self._check(os.fstat(fd))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _check(self, status: os.stat_result) -> None:
+        if (status.st_dev, status.st_ino, status.st_size) != (self.device, self.inode, self.length):
+            raise FileNotFoundError("another file")
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What an actor is told of an offer.
+
+    Attributes:
+        node: the consumer's, in Ray's words.
+        pid: the consumer's.
+        arena: where messages are to lie.
+        arguments: where those of calls will lie, or None.
+    """
+
+    node: str
+    pid: int
+    arena: File
+    arguments: File | None
+
+
+class Offer:
+    """Memory for one actor, until it has said whether it shares it.
+
+    Args:
+        node: this process's.
+        left: see ``WorkerMemory``.
+        has_arguments: whether requests carry arrays.
+
+    Attributes:
+        invitation: for the actor.
+        memory: what it will write, if it accepts.
+        packer: of what it will read, if it accepts.
+
+    Raises:
+        OSError, MpfeedError: no descriptors, or no address space.
+    """
+
+    def __init__(self, node: str, left: weakref.WeakSet[Any], *, has_arguments: bool) -> None:
+        with contextlib.ExitStack() as open_files:
+            fd, length = create_file()
+            open_files.callback(os.close, fd)
+            self.memory = WorkerMemory(fd, length, left)
+            self.packer: Packer | None = None
+            arguments = None
+            if has_arguments:
+                self.packer = Packer()
+                open_files.callback(os.close, self.packer.file[0])
+                arguments = File.of(*self.packer.file)
+            self.invitation = Invitation(node, os.getpid(), File.of(fd, length), arguments)
+            self._files = open_files.pop_all()
+
+    def close(self) -> None:
+        """The actor has opened the files, or will not: the mappings are enough. Idempotent."""
+        self._files.close()
+
+
+def offer(node: str, left: weakref.WeakSet[Any], *, has_arguments: bool) -> Offer | None:
+    """Memory for one more actor; None where this process has none to offer."""
+    if not hasattr(os, "memfd_create") or not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        return Offer(node, left, has_arguments=has_arguments)
+    except (OSError, MpfeedError):
+        return None
+
+
+def accepted(invitation: Invitation, node: str) -> tuple[RoomyWriter, Unpacker | None] | None:
+    """The ends of an actor on ``node`` of what it is offered; None where that is another node, or out of reach."""
+    # A machine may hold several of Ray's nodes; what is to be like a cluster then goes from node to node.
+    if node != invitation.node:
+        return None
+    with contextlib.ExitStack() as open_files:
+        try:
+            fd = invitation.arena.opened(invitation.pid)
+            open_files.callback(os.close, fd)
+            writer = RoomyWriter(fd, invitation.arena.length)
+            if invitation.arguments is None:
+                return writer, None
+            given = invitation.arguments.opened(invitation.pid)
+            open_files.callback(os.close, given)
+            return writer, Unpacker(given, invitation.arguments.length)
+        except (OSError, ValueError):  # also: less address space here than there
+            return None
+
+
+class RoomyWriter(Writer):
+    """Gives out private memory where its own is full: that travels through the object store."""
+
+    def allocate(self, nbytes: int) -> tuple[Slot | Bytes, Bytes]:
+        """A slot, or memory that is its own name."""
+        try:
+            return super().allocate(nbytes)
+        except ArenaFull:
+            memory = heap(nbytes)
+            return memory, memory
