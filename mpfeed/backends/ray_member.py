@@ -13,6 +13,7 @@ from mpfeed._layout import Bytes
 from mpfeed._messages import Calls, Parcel, Reply, Request
 from mpfeed.backends.arguments import Packer
 from mpfeed.backends.base import deliver
+from mpfeed.backends.layouts import SeenLayouts
 from mpfeed.backends.ray_loans import Loans
 from mpfeed.backends.ray_memory import Offer
 from mpfeed.backends.ray_session import OVERLAPPING
@@ -56,6 +57,7 @@ class ActorMember:
         self.memory: WorkerMemory | None = None  # once it has said that it shares it
         self._packer: Packer | None = None
         self._offer = offer
+        self._layouts = SeenLayouts()
         self._numbers = itertools.count()
         self._choose_group(overlaps)
 
@@ -88,12 +90,14 @@ class ActorMember:
 
     def deliver(self, reply: Reply, stored: list[Bytes], loans: Loans) -> Reply:
         """A reply with its messages unpacked in place: of this actor's memory, or of what lay in the store."""
+        for payload in reply.payloads:
+            payload.layout = self._layouts.resolve(payload.layout)
         memory = self.memory
         if memory is None:
             return deliver(reply, lambda i: loans.lend(stored[i]), loans.crowded)
 
         def crowded(parcel: Parcel) -> bool:
-            return memory.crowded(parcel) or (bool(stored) and loans.crowded(parcel))
+            return memory.crowded(parcel) or loans.crowded(parcel)
 
         def resolve(name: Any) -> Bytes:
             region: Bytes = memory.resolve(name) if isinstance(name, tuple) else loans.lend(stored[name])

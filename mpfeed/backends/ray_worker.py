@@ -17,6 +17,7 @@ from mpfeed._messages import Drop, Failure, Parcel, Reply
 from mpfeed._producer import Producer, Work
 from mpfeed._serialize import dumps, failure_of, loads
 from mpfeed.backends.arguments import PackedCalls, Unpacker
+from mpfeed.backends.layouts import SentLayouts
 from mpfeed.backends.ray_memory import Invitation, accepted
 from mpfeed.transport.arena import Heap, Slot
 
@@ -52,6 +53,8 @@ class Actor:
         self._begun = 0  # calls, in their order
         self._replies: dict[int, Any] = {}  # by call
         self._replied = 0
+        self._replying = threading.Lock()
+        self._layouts = SentLayouts()
         self._dropped: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="mpfeed-worker", daemon=True)
 
@@ -151,10 +154,12 @@ class Actor:
             stored.append(region)
             return len(stored) - 1
 
-        for payload in reply.payloads:
-            assert not isinstance(payload, Parcel)
-            payload.regions = [name(region) for region in payload.regions]
-        self._put((_dumped(reply), stored))
+        with self._replying:  # layouts are numbered in the order of the replies
+            for payload in reply.payloads:
+                assert not isinstance(payload, Parcel)
+                payload.regions = [name(region) for region in payload.regions]
+                payload.layout = self._layouts.refer(payload.layout)  # type: ignore[assignment]
+            self._put((_dumped(reply), stored))
 
 
 def _node() -> str:
