@@ -93,6 +93,16 @@ def eventually(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
     return bool(condition())
 
 
+def mapping_at(address: int) -> str:
+    """What the kernel says is mapped there."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            start, _, end = line.partition(" ")[0].partition("-")
+            if int(start, 16) <= address < int(end, 16):
+                return line
+    return "nothing"
+
+
 class Tally:
     """Counts over all processes: one line a note, in a file that is appended to."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streams import Gate, Tally, eventually
+from streams import Gate, Tally, eventually, mapping_at
 
 import mpfeed
 from mpfeed._cpus import usable_cpus
@@ -141,7 +141,7 @@ def given(tree: Any, text: Any, pair: Any) -> Any:
     return "; ".join(words), text, *(x for part in tree.values() for x in part)
 
 
-def test_every_dtype_and_structure_is_handed_over_as_tf_numpy_function_does(keep: Keep) -> None:
+def test_every_dtype_and_structure_is_handed_over_as_tf_numpy_function_does(remote: BackendName, keep: Keep) -> None:
     parts = [tf.reshape(tf.range(6.0), (2, 3)), tf.constant(1.0), tf.zeros((0, 2))]
     tree = {name: tuple(tf.cast(part, name) for part in parts) for name in sorted(DTYPES)}
     arguments = (tree, tf.constant([["", "z\0"], ["\u65e5", "b"]]), (tf.constant("one"), tf.constant(3)))
@@ -155,16 +155,21 @@ def test_every_dtype_and_structure_is_handed_over_as_tf_numpy_function_does(keep
             [spec.dtype for spec in signature],
         )
     )()
-    function = keep(mpfeed.numpy_function(given, signature, workers=1))
-    there = tf.function(lambda: function(*arguments))()
-    assert there[0].numpy() == here[0].numpy()
-    for one, other in zip(there, here, strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert np.array(one.numpy()).tolist() == np.array(other.numpy()).tolist()
+    function = keep(mpfeed.numpy_function(given, signature, backend=remote, workers=1))
+    for _ in range(3):  # the first ones may be sent before a worker has said how it takes them
+        there = tf.function(lambda: function(*arguments))()
+        assert there[0].numpy() == here[0].numpy()
+        for one, other in zip(there, here, strict=True):
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            assert np.array(one.numpy()).tolist() == np.array(other.numpy()).tolist()
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "queue"])
-def test_what_the_function_keeps_or_changes_of_its_arguments_is_its_own(transport: Any, keep: Keep) -> None:
+@pytest.mark.parametrize("remote", ["process", "ray", "queue"])
+def test_what_the_function_keeps_or_changes_of_its_arguments_is_its_own(
+    remote: Any, keep: Keep, request: pytest.FixtureRequest
+) -> None:
+    if remote == "ray":
+        request.getfixturevalue("local_ray")
     kept: list[Any] = []
 
     def greedy(x: Any) -> Any:
@@ -173,25 +178,17 @@ def test_what_the_function_keeps_or_changes_of_its_arguments_is_its_own(transpor
         return np.array([int(a.ravel()[-1]) for a in kept])
 
     spec = tf.TensorSpec((None,), tf.int64)
-    function = keep(mpfeed.numpy_function(greedy, spec, backend=mpfeed.Process(transport=transport), workers=1))
+    backend = mpfeed.Process(transport="queue") if remote == "queue" else remote
+    function = keep(mpfeed.numpy_function(greedy, spec, backend=backend, workers=1))
     images = [np.full((40 + k, 50, 3), k, np.int64) for k in range(6)]  # 48 kB and more, of varying shape
     for k, image in enumerate(images):
         assert function.call((image,))[0].tolist() == list(range(1, k + 2))
         assert image.ravel()[0] == k
 
 
-def mapping_at(address: int) -> str:
-    """What the kernel says is mapped there."""
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            start, _, end = line.partition(" ")[0].partition("-")
-            if int(start, 16) <= address < int(end, 16):
-                return line
-    return "nothing"
-
-
-def test_a_result_lies_where_the_worker_wrote_it(keep: Keep) -> None:
-    function = keep(mpfeed.numpy_function(lambda x: x + 1, tf.TensorSpec((400, 400), tf.float32), workers=1))
+def test_a_result_lies_where_the_worker_wrote_it(remote: BackendName, keep: Keep) -> None:
+    spec = tf.TensorSpec((400, 400), tf.float32)
+    function = keep(mpfeed.numpy_function(lambda x: x + 1, spec, backend=remote, workers=1))
     ds = tf.data.Dataset.from_tensors(tf.zeros((400, 400))).map(function)
     array = np.asarray(memoryview(next(iter(ds))))
     assert array[0, 0] == 1
@@ -199,6 +196,16 @@ def test_a_result_lies_where_the_worker_wrote_it(keep: Keep) -> None:
     del array
     # TensorFlow lets go of an array whose tensor died on one of its own threads when it next calls Python.
     tf.numpy_function(lambda: np.int32(0), [], tf.int32)
+
+
+def test_arguments_lie_where_the_worker_reads_them(remote: BackendName, keep: Keep) -> None:
+    def where(x: Any) -> Any:
+        return mapping_at(x.ctypes.data).encode()
+
+    function = keep(mpfeed.numpy_function(where, tf.TensorSpec((), tf.string), backend=remote, workers=1))
+    image = np.zeros((400, 400), np.float32)
+    function.call((image,))  # this one is sent before it is known that the worker shares memory
+    assert b"memfd:mpfeed" in function.call((image,))[0].item()
 
 
 def test_without_order_all_results_come(backend: BackendName, keep: Keep) -> None:

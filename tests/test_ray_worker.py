@@ -5,9 +5,13 @@ from __future__ import annotations
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from streams import eventually
 
+from mpfeed._layout import Layout, Leaf, Payload
+from mpfeed._messages import Reply
+from mpfeed._structure import flatten
 from mpfeed.backends.ray_member import shortened
 from mpfeed.backends.ray_worker import Actor
 
@@ -38,6 +42,32 @@ def test_calls_that_begin_in_another_order_keep_the_order_of_requests_and_replie
         for number in range(3):
             actor._put(f"reply {number}")
         assert [call.result(20) for call in (first, more, third)] == ["reply 0", "reply 1", "reply 2"]
+
+
+def test_calls_before_and_after_it_is_known_that_memory_is_shared_run_in_two_groups(actor: Actor) -> None:
+    """Ray runs those of one group one at a time, and two of the other: whichever begins first, all are answered."""
+    with ThreadPoolExecutor(1) as one_at_a_time, ThreadPoolExecutor(2) as overlapping:
+        later = [overlapping.submit(actor.answer, number, pickle.dumps(number)) for number in range(3, 7)]
+        assert eventually(lambda: len(actor._early) == 2)
+        sooner = [one_at_a_time.submit(actor.answer, number, pickle.dumps(number)) for number in range(3)]
+        for number in range(7):
+            assert actor._requests.get(timeout=20) == number
+            actor._put(f"reply {number}")
+        assert [call.result(20) for call in (*sooner, *later)] == [f"reply {number}" for number in range(7)]
+
+
+def test_a_reply_names_slots_as_they_are_and_brings_what_lies_elsewhere_along(actor: Actor) -> None:
+    memory = [np.full(3, i, np.uint8) for i in range(3)]
+    layout = Layout(flatten(0)[1], (Leaf(np.dtype("u1"), (3,), False, 0, 0), Leaf(np.dtype("u1"), (3,), False, 1, 0)))
+    slot = (5, 4096, 3)
+    for number in range(2):
+        payloads = Payload(layout, [memory[0], slot], [], 1, False), Payload(layout, [slot, memory[1]], [], 1, False)
+        actor._reply(Reply(number, payloads))
+    (first, stored), (second, _) = [actor._replies[number] for number in range(2)]
+    assert [payload.regions for payload in pickle.loads(first).payloads] == [[0, slot], [slot, 1]]
+    assert [array.tolist() for array in stored] == [[0] * 3, [1] * 3]
+    assert [type(payload.layout) for payload in pickle.loads(first).payloads] == [Layout, int]
+    assert [payload.layout for payload in pickle.loads(second).payloads] == [0, 0]
 
 
 def test_a_long_error_of_ray_keeps_its_end_where_the_cause_is() -> None:
