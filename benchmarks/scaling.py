@@ -3,7 +3,7 @@
 Method: a fresh process a row takes batches as fast as they come and keeps each wait. "sleep" workers wait 0.5 s for a
 batch of 64 kB, as for a disk or a network, so that any number of them fits on this machine; their ideal is workers /
 0.5 s. "cpu" workers run 40, 80 or 160 ms of Python a batch of 32 samples and 4.8 MB, on Ray and in worker processes;
-their ideal is the same number of the latter. Ray's own work on a batch, the driver's and the store's, runs on the same
+their ideal is the same number of the latter. Ray's own work on a batch, the driver's and its daemons', runs on the same
 cores here, and weighs the less the more a batch takes; "bare ray" is a loop over hand-written actors, which pays that
 too. "ceiling" workers make nothing: what then limits is the consumer, so that its CPU time a batch tells how many
 batches a second it can take on a machine where the workers are elsewhere. "nodes" spreads workers over so many nodes

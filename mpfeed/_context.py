@@ -65,11 +65,12 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
     """An uninitialised array; in a worker it already lies where the batch will travel from.
 
     Yield the array itself, whole, and as an element of its own (no ``batch_size``), and from 256 KiB on nothing is
-    copied on the process backend: it becomes read-only in the worker at that moment, so that a later write is an
-    error there and never a changed element. A smaller one, a view of it, an array of which other views live, and
-    a sample that is collated into a batch are copied like any other. A worker has 65,536 places for those that are
-    kept and those on their way; where a source keeps them all, the next is an ``MpfeedError``. Outside a worker, and
-    in the in-process backend, this is ``numpy.empty``.
+    copied on the process backend, nor on Ray where the worker is on the consumer's node: it becomes read-only in the
+    worker at that moment, so that a later write is an error there and never a changed element. A smaller one, a view
+    of it, an array of which other views live, and a sample that is collated into a batch are copied like any other. A
+    worker has 65,536 places for those that are kept and those on their way; where a source keeps them all, the next
+    is an ``MpfeedError`` in a worker process, and an ordinary array on Ray. Outside a worker, on other nodes of Ray
+    and in the in-process backend, this is ``numpy.empty``.
 
     Args:
         shape: of the array.

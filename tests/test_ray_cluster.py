@@ -173,6 +173,23 @@ def test_the_store_stays_bounded_over_many_batches_and_nothing_is_spilled(nodes:
     assert not any(stats.spilled_bytes_total or stats.object_store_bytes_fallback for stats in used)
 
 
+def test_workers_of_the_consumers_node_share_memory_and_others_do_not_in_one_stream(nodes: Nodes, keep: Keep) -> None:
+    import ray
+
+    nodes.add()
+    nodes.ready()
+    with of_items("inprocess", 400) as feed:
+        expected = digest(feed)
+    feed = keep(of_items(Ray(num_cpus=0), 400))
+    batches = iter(feed)
+    first = [np.array(next(batches)) for _ in range(200)]
+    members = feed._crew.engine()._members.values()  # type: ignore[union-attr]
+    here = ray.get_runtime_context().get_node_id()
+    assert {(member.node == here, member.memory is not None) for member in members} == {(True, True), (False, False)}
+    assert feed._crew.engine().room_bytes is not None  # type: ignore[union-attr]
+    assert digest([*first, *batches]) == expected
+
+
 def _store(nodes: Nodes) -> Any:
     from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 from streams import eventually
 
 from mpfeed._layout import Layout, Leaf, Payload
-from mpfeed._messages import Reply
+from mpfeed._messages import Arguments, Calls, Reply
 from mpfeed._structure import flatten
+from mpfeed.backends.arguments import Packer, Unpacker
 from mpfeed.backends.ray_member import shortened
 from mpfeed.backends.ray_worker import Actor
+from mpfeed.transport.arena import create_file
 
 
 @pytest.fixture
@@ -63,11 +67,41 @@ def test_a_reply_names_slots_as_they_are_and_brings_what_lies_elsewhere_along(ac
     for number in range(2):
         payloads = Payload(layout, [memory[0], slot], [], 1, False), Payload(layout, [slot, memory[1]], [], 1, False)
         actor._reply(Reply(number, payloads))
+    actor._reply(Reply(2, (Payload(layout, [slot, slot], [], 1, False),)))
     (first, stored), (second, _) = [actor._replies[number] for number in range(2)]
+    assert [payload.regions for payload in pickle.loads(actor._replies[2]).payloads] == [[slot, slot]]
     assert [payload.regions for payload in pickle.loads(first).payloads] == [[0, slot], [slot, 1]]
     assert [array.tolist() for array in stored] == [[0] * 3, [1] * 3]
     assert [type(payload.layout) for payload in pickle.loads(first).payloads] == [Layout, int]
     assert [payload.layout for payload in pickle.loads(second).payloads] == [0, 0]
+
+
+def test_arguments_are_unpacked_in_their_order_also_those_of_a_run_that_was_dropped(actor: Actor) -> None:
+    fd, length = create_file()
+    packer, actor._unpacker = Packer(fd, length), Unpacker(fd, length)
+    os.close(fd)
+    heard: list[Any] = []
+
+    class Producer:
+        def handle(self, request: Calls) -> Reply:
+            heard.append((request.run, [int(array[-1]) for array in request.arguments[0].values]))
+            return Reply(request.number)
+
+        def close(self) -> None:
+            pass
+
+    actor._dropped.add(1)
+    for number in range(6):
+        arguments = Arguments([np.full(10_000 + number % 2, number)], flatten(0)[1])
+        actor._requests.put(pickle.loads(pickle.dumps(packer.pack(Calls(number, 1 + number // 2, (arguments,))))))
+    actor._requests.put(None)
+    producer: Any = Producer()
+    actor._serve(producer)
+    assert heard == [(2, [2]), (2, [3]), (3, [4]), (3, [5])]
+    assert [actor._replies[number] for number in range(2)] == [None, None]
+    packer.allocate(100_000)
+    assert len(packer._writer._lent) == 1, "all the others came back"
+    actor._unpacker = None
 
 
 def test_a_long_error_of_ray_keeps_its_end_where_the_cause_is() -> None:

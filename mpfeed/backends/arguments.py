@@ -7,7 +7,6 @@ message itself.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from mpfeed._leaves import Array, is_text, leaves_of
 from mpfeed._messages import Arguments, Calls
 from mpfeed._serialize import structure_bytes, structure_of
 from mpfeed.backends.layouts import SeenLayouts, SentLayouts
-from mpfeed.transport.arena import Reader, Slot, Writer, create_file
+from mpfeed.transport.arena import Reader, Slot, Writer
 
 # Below this a slot costs more than the three copies of a pickle: about 30 us on both sides.
 _INLINE_BYTES = 16 << 10
@@ -71,17 +70,13 @@ class _Place:
 class Packer:
     """The driver's side, one for each worker (an ``Allocator``).
 
-    Attributes:
-        file: (descriptor, length) of the shared memory, for the worker; the descriptor is the caller's to close.
+    Args:
+        fd: of the shared memory's file; it stays the caller's.
+        length: of the file.
     """
 
-    def __init__(self) -> None:
-        self.file = create_file()
-        try:
-            self._writer = Writer(*self.file)
-        except BaseException:
-            os.close(self.file[0])
-            raise
+    def __init__(self, fd: int, length: int) -> None:
+        self._writer = Writer(fd, length)
         self._layouts = SentLayouts()
         self._places: dict[Any, _Place] = {}
         self.waited_s = 0.0

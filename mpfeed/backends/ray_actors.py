@@ -18,6 +18,9 @@ from mpfeed.backends.ray_session import CLIENT, NO_CLIENT, abandon, connect, dis
 class Ray:
     """Run the source in Ray actors, on this machine or a cluster.
 
+    Actors on this process's node hand batches over in shared memory, as worker processes do; from other nodes batches
+    come through the nodes' object stores.
+
     Args:
         address: of a running cluster ("auto", "host:port"), on a node of which this process runs; None uses the Ray
             this process is connected to, or starts a local one, which mpfeed then stops.

@@ -77,6 +77,7 @@ class RayEngine:
         self._store_bytes = session.store_bytes
         self._members: dict[int, ActorMember] = {}
         self._storing: set[ActorMember] = set()  # those whose messages lie in the store, as far as is known
+        self._shares = SHARES
         self._left: weakref.WeakSet[Any] = weakref.WeakSet()
         # What Ray's own thread hands over: who has an answer, or None from `wake`.
         self._done: queue.SimpleQueue[ActorMember | None] = queue.SimpleQueue()
@@ -130,7 +131,7 @@ class RayEngine:
             max_task_retries=0,
             **labels,
         )
-        offered = offer(self._node, self._left, has_arguments=p.has_arguments) if SHARES else None
+        offered = offer(self._node, self._left, has_arguments=p.has_arguments) if self._shares else None
         try:
             actor = actor_class.remote(self._work, p.settings, worker, here, offered and offered.invitation)
         except BaseException:
@@ -346,11 +347,18 @@ class RayEngine:
             self._greeted(member, result)
         elif kind == "start":
             self._started(member, result)
+        elif isinstance(result, bytes):
+            self._answered(member, result, [])
         elif result is not None:
             self._answered(member, *result)
 
     def _greeted(self, member: ActorMember, result: Any) -> None:
-        member.greeted(*result)
+        try:
+            member.greeted(*result)
+        except (OSError, ValueError):  # no descriptor or address space is left; the next one is to use the store
+            self._shares = False
+            self._start_anew(member, None)
+            return
         self._nodes[member.worker] = member.node
         if member.node not in self._addresses:
             self._addresses = addresses(self._ray)

@@ -67,14 +67,18 @@ class ActorMember:
         self._more = self.actor.more.options(**group)
 
     def greeted(self, pid: int, node: str, host: str, shares: bool) -> None:
-        """It has said where it is, and whether it shares the memory that it was offered."""
+        """It has said where it is, and whether it shares the memory that it was offered.
+
+        OSError, ValueError where this process cannot map it: all that the actor makes is lost.
+        """
         self.pid, self.node, self.host = pid, node, host
         offer, self._offer = self._offer, None
         if offer is None:
             return
-        offer.close()
-        if shares:
-            self.memory, self._packer = offer.memory, offer.packer
+        if not shares:
+            offer.close()
+        else:
+            self.memory, self._packer = offer.mapped()
             # What it was given before runs in the other group: its calls are numbered, and none waits for a later one.
             self._choose_group(True)
 

@@ -19,6 +19,9 @@ from mpfeed.backends.arguments import Packer, Unpacker
 from mpfeed.backends.worker_memory import WorkerMemory
 from mpfeed.transport.arena import Slot, Writer, create_file
 
+# Part of the descriptors that this process may have: with more in use it offers no memory.
+_SPARE_SHARE = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class File:
@@ -79,40 +82,54 @@ class Offer:
 
     Attributes:
         invitation: for the actor.
-        memory: what it will write, if it accepts.
-        packer: of what it will read, if it accepts.
 
     Raises:
         OSError, MpfeedError: no descriptors, or no address space.
     """
 
     def __init__(self, node: str, left: weakref.WeakSet[Any], *, has_arguments: bool) -> None:
+        self._left = left
         with contextlib.ExitStack() as open_files:
-            fd, length = create_file()
-            open_files.callback(os.close, fd)
-            self.memory = WorkerMemory(fd, length, left)
-            self.packer: Packer | None = None
-            arguments = None
-            if has_arguments:
-                self.packer = Packer()
-                open_files.callback(os.close, self.packer.file[0])
-                arguments = File.of(*self.packer.file)
-            self.invitation = Invitation(node, os.getpid(), File.of(fd, length), arguments)
+            files = []
+            for _ in range(1 + has_arguments):
+                fd, length = create_file()
+                open_files.callback(os.close, fd)
+                files.append(File.of(fd, length))
+            self.invitation = Invitation(node, os.getpid(), files[0], files[1] if has_arguments else None)
             self._files = open_files.pop_all()
 
+    def mapped(self) -> tuple[WorkerMemory, Packer | None]:
+        """It was accepted: (what the actor writes, what packs the arguments that it reads). Closes the offer.
+
+        Only now, since a large cluster's actors would take all address space, to share nothing. OSError, ValueError
+        where none is left, or no descriptors.
+        """
+        arena, given = self.invitation.arena, self.invitation.arguments
+        with self._files:
+            packer = Packer(given.fd, given.length) if given is not None else None
+            return WorkerMemory(arena.fd, arena.length, self._left), packer
+
     def close(self) -> None:
-        """The actor has opened the files, or will not: the mappings are enough. Idempotent."""
+        """It was not. Idempotent."""
         self._files.close()
 
 
 def offer(node: str, left: weakref.WeakSet[Any], *, has_arguments: bool) -> Offer | None:
     """Memory for one more actor; None where this process has none to offer."""
-    if not hasattr(os, "memfd_create") or not os.path.isdir("/proc/self/fd"):
+    if not hasattr(os, "memfd_create"):
         return None
     try:
-        return Offer(node, left, has_arguments=has_arguments)
+        return Offer(node, left, has_arguments=has_arguments) if _descriptors_to_spare() else None
     except (OSError, MpfeedError):
         return None
+
+
+def _descriptors_to_spare() -> bool:
+    """Whether most are free: any number of actors may wait for a node, and have their offers open as long."""
+    import resource  # not on Windows
+
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return allowed == resource.RLIM_INFINITY or len(os.listdir("/proc/self/fd")) < _SPARE_SHARE * allowed
 
 
 def accepted(invitation: Invitation, node: str) -> tuple[RoomyWriter, Unpacker | None] | None:

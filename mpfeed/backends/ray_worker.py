@@ -68,7 +68,7 @@ class Actor:
         return self._started.get()
 
     def answer(self, call: int, request: bytes) -> Any:
-        """Hand in a request; (a pickled reply, the bytes of those of its messages that are not in shared memory)."""
+        """Hand in a request; a pickled reply, or (that, the bytes of those messages that are not in shared memory)."""
         return self._take(call, pickle.loads(request))
 
     def more(self, call: int) -> Any:
@@ -159,7 +159,8 @@ class Actor:
                 assert not isinstance(payload, Parcel)
                 payload.regions = [name(region) for region in payload.regions]
                 payload.layout = self._layouts.refer(payload.layout)  # type: ignore[assignment]
-            self._put((_dumped(reply), stored))
+            data = _dumped(reply)
+            self._put((data, stored) if stored else data)  # Ray pickles everything but bytes
 
 
 def _node() -> str:

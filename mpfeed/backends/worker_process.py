@@ -51,9 +51,9 @@ class WorkerProcess:
         with contextlib.ExitStack() as theirs:  # the worker's alone once it is started
             arena, length = create_file() if shares else (-1, 0)
             theirs.callback(_close, arena)
-            self.packer = Packer() if shares and plan.has_arguments else None
-            given, given_length = (-1, 0) if self.packer is None else self.packer.file
+            given, given_length = create_file() if shares and plan.has_arguments else (-1, 0)
             theirs.callback(_close, given)
+            self.packer = Packer(given, given_length) if given >= 0 else None
             self.stacks_fd = os.memfd_create("mpfeed-stacks", 0) if hasattr(os, "memfd_create") else -1
             theirs.callback(_close, self.stacks_fd)
             mine, channel = spawn.socket_pair()
