@@ -6,6 +6,8 @@ that have proved quick leave in one message: a message, and threads that wake fo
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -34,10 +36,12 @@ class Call:
 
     Attributes:
         arguments: kept until it is answered, for a worker that dies on it.
+        sent_s: when it was first sent to a worker; infinite while it waits for one.
     """
 
     number: int
     arguments: Arguments | None
+    sent_s: float = math.inf
     parcel: Parcel | None = None
     error: MpfeedError | None = None
 
@@ -61,9 +65,9 @@ class Message:
     count: int
 
 
-def useful_callers(workers: int) -> int:
-    """Calls at a time that keep so many workers busy with full messages, and the next ones gathered meanwhile."""
-    return (AHEAD + 1) * _CALLERS * workers
+def useful_callers(workers: int, *, together: bool) -> int:
+    """Calls at a time that keep workers busy, and the next ones gathered meanwhile where they share messages."""
+    return (AHEAD + 1) * workers * (_CALLERS if together else 1)
 
 
 class CallRun:
@@ -81,6 +85,7 @@ class CallRun:
         self._calls = 0
         self._waiting: deque[Call] = deque()
         self._took_s: deque[float] = deque(maxlen=_REMEMBERED)  # by a call of the latest messages
+        self._heard_s = -math.inf  # when the latest answer came
 
     @property
     def waiting(self) -> int:
@@ -92,7 +97,9 @@ class CallRun:
 
         Raises:
             FeedClosed: the crew was closed.
+            MpfeedError: the workers are another process's, of which this one is a fork.
         """
+        self.crew.refuse_fork()
         with self.crew.lock:
             if self.crew.closed:
                 raise FeedClosed("the numpy_function was closed")
@@ -101,6 +108,10 @@ class CallRun:
             self._waiting.append(call)
             self._send_waiting()
         return call
+
+    def since(self, call: Call) -> float:
+        """From when on the wait for a call counts: not while others before it are answered."""
+        return min(call.sent_s, self._heard_s)
 
     def _send_waiting(self) -> None:
         while self._waiting:
@@ -121,11 +132,15 @@ class CallRun:
 
     def request(self, number: int, unit: Message, worker: int, incarnation: int) -> Calls:
         """See ``Run.request``."""
+        sent_s = time.monotonic()
+        for call in unit.calls:
+            call.sent_s = min(call.sent_s, sent_s)
         arguments = tuple(call.arguments for call in unit.calls if call.arguments is not None)
         return Calls(number, self.number, arguments, self.crew.traced)
 
     def receive(self, unit: Message, reply: Reply) -> None:
         """See ``Run.receive``: results and, after them, a failure answer the calls in their order."""
+        self._heard_s = time.monotonic()
         for parcel in reply.payloads:
             assert isinstance(parcel, Parcel)
             self._next(unit).parcel = parcel

@@ -197,20 +197,22 @@ class Crew:
     # ------------------------------------------------------------------------------------------ waiting
 
     def wait_for(
-        self, ready: Callable[[], T | None], timeout_s: float | None = None, served: Callable[[], bool] | None = None
-    ) -> T:
+        self, ready: Callable[[], T | None], timeout_s: float | None = None, served: Callable[[], bool] | None = None,
+        since: Callable[[], float] | None = None,
+    ) -> T:  # fmt: skip
         """Wait until ``ready()``, called with the lock held, gives something.
 
         Args:
             ready: takes what there is, asking for more if need be.
             timeout_s: longest wait, instead of the crew's own.
             served: whether ``ready()`` would give something, where that can be told without calling it.
+            since: from when on the wait counts, by ``time.monotonic``, where that is later than its beginning.
 
         Raises:
             FeedClosed: the crew was closed.
             FeedTimeout: nothing came in time.
         """
-        return self._waits.wait_for(ready, timeout_s, served)
+        return self._waits.wait_for(ready, timeout_s, served, since)
 
     def served(self) -> None:
         """A consumer got what it waited for: the moment to think about the number of workers. The lock is held."""
@@ -241,6 +243,10 @@ class Crew:
     def forked(self) -> bool:
         """Whether this process is a fork of the one that the workers belong to."""
         return self._waits.forked()
+
+    def refuse_fork(self) -> None:
+        """MpfeedError where ``forked``."""
+        self._waits.refuse_fork()
 
     # ----------------------------------------------------------------------------------- how many workers
 

@@ -85,14 +85,14 @@ def memory() -> Finding:
 
 
 def shared_memory() -> Finding:
-    """Size of /dev/shm, which only Ray uses."""
+    """Size of /dev/shm, through which batches of other nodes of Ray come."""
     try:
         size = shutil.disk_usage("/dev/shm")
     except OSError:
-        return Finding("/dev/shm", "there is none", "advice", 'only backend="ray" needs it, and is slow without it')
+        return Finding("/dev/shm", "there is none", "advice", "Ray on several nodes is slow without it")
     found = f"{size.free / _GIB:.2f} GiB free of {size.total / _GIB:.2f}"
     if size.free < _SMALL_SHM_BYTES:
-        remedy = 'backend="ray" wants more (docker run --shm-size=4g); backend="process" does not use it'
+        remedy = "Ray on several nodes wants more (docker run --shm-size=4g); one node hardly uses it"
         return Finding("/dev/shm", found, "advice", remedy)
     return Finding("/dev/shm", found)
 

@@ -65,6 +65,9 @@ class NumpyFunction:
         self._refused: tuple[float, type[MpfeedError], str] | None = None  # when there was no room for a worker
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self.workers = worker_count(options.workers, self._backend)
+        # Deaths and tasks are counted exactly: where few may be, each call is a message of its own.
+        exact = options.max_restarts == 0 or options.max_tasks_per_worker is not None
+        self._together = self._backend.remote and not exact
 
     def __call__(self, *arguments: Any) -> Any:
         """The result for some tensors, of ``output_signature``'s structure, shapes and dtypes.
@@ -90,7 +93,7 @@ class NumpyFunction:
         """See ``call``."""
         run = self._run or self._opened()
         call = run.ask(arguments)
-        parcel = run.crew.wait_for(call.answer, served=lambda: call.answered)
+        parcel = run.crew.wait_for(call.answer, served=lambda: call.answered, since=lambda: run.since(call))
         arrays = self._signature.conform(parcel, call.number)
         copies = parcel.crowded is not None and parcel.crowded(parcel)
         with self._lock:
@@ -107,7 +110,7 @@ class NumpyFunction:
         """
         from mpfeed import _tf
 
-        return _tf.options(useful_callers(self.workers) + usable_cpus())
+        return _tf.options(useful_callers(self.workers, together=self._together) + usable_cpus())
 
     @property
     def signature(self) -> Signature:
@@ -136,9 +139,7 @@ class NumpyFunction:
                 o = self._options
                 plan = Plan(self._work, settings, workers, o.buffer, o.threads_per_worker, has_arguments=True)
                 crew = Crew(self._backend, plan, o.max_restarts, o.max_tasks_per_worker, o.timeout)
-                # Deaths and tasks are counted exactly: where few may be, each call is a message of its own.
-                exact = o.max_restarts == 0 or o.max_tasks_per_worker is not None
-                self._run = CallRun(crew, together=self._backend.remote and not exact)
+                self._run = CallRun(crew, together=self._together)
                 self._finalizer = weakref.finalize(self, crew.close)
                 calls.end_with(self, self._finalizer)
             if self._closed or self._run is None:
@@ -202,7 +203,8 @@ def numpy_function(  # noqa: PLR0913 (the options a feed has, by the names it ha
         workers: how many, or "auto": one a usable CPU (in-process: one). See ``FeedOptions`` for all that follow.
         backend: where they run.
         seed: of all random numbers.
-        timeout: longest wait for one call in seconds, start of the workers included.
+        timeout: longest wait for one call in seconds, start of the workers included. Calls that wait for their turn
+            do not count it while others are answered.
         max_restarts: deaths of workers on one call that are made good.
         worker_init: called without arguments in each worker.
         threads_per_worker: limit for BLAS, OpenMP and OpenCV in a worker.

@@ -96,12 +96,19 @@ class Waits:
         """Whether this process is a fork of the one that the workers belong to."""
         return os.getpid() != self._pid
 
-    def wait_for(self, ready: Callable[[], T | None], timeout_s: float | None, served: Callable[[], bool] | None) -> T:
-        """See ``Crew.wait_for``."""
+    def refuse_fork(self) -> None:
+        """MpfeedError where ``forked``."""
         if self.forked():
             raise MpfeedError(
                 "this feed was started in another process, of which this one is a fork: build a feed of its own here"
             )
+
+    def wait_for(
+        self, ready: Callable[[], T | None], timeout_s: float | None, served: Callable[[], bool] | None,
+        since: Callable[[], float] | None,
+    ) -> T:  # fmt: skip
+        """See ``Crew.wait_for``."""
+        self.refuse_fork()
         start = time.monotonic()
         limit = timeout_s if timeout_s is not None else self._timeout_s
         patience = _Patience(self._crew, limit)
@@ -112,11 +119,12 @@ class Waits:
                     self._check(start)
                     self._bury_abandoned()
                     value = ready()
-                    waited_s = time.monotonic() - start
+                    now_s = time.monotonic()
+                    counted_s = now_s - (start if since is None else max(start, since()))
                     if value is not None:
-                        self._succeeded(waited_s, limit)
+                        self._succeeded(now_s - start, counted_s, limit)
                         return value
-                    self._drive(patience.left(waited_s), served)
+                    self._drive(patience.left(counted_s), served)
             finally:
                 self._leave(start)
 
@@ -126,9 +134,9 @@ class Waits:
         if self._crew.closed:
             raise FeedClosed("the feed was closed while it was being read")
 
-    def _succeeded(self, waited_s: float, limit_s: float | None) -> None:
-        if limit_s is not None and waited_s > limit_s:
-            log.warning("an element took %.1f s, more than timeout=%s", waited_s, limit_s)
+    def _succeeded(self, waited_s: float, counted_s: float, limit_s: float | None) -> None:
+        if limit_s is not None and counted_s > limit_s:
+            log.warning("an element took %.1f s, more than timeout=%s", counted_s, limit_s)
         self.waited_s += waited_s
         self._crew.served()
 

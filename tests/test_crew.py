@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 from collections import deque
 from dataclasses import replace
 from typing import Any
@@ -13,7 +16,7 @@ from mpfeed._auto import Auto
 from mpfeed._call_run import Call, CallRun, Message
 from mpfeed._crew import Crew
 from mpfeed._effort import Effort
-from mpfeed._errors import MpfeedError, WorkerDied, WorkerError
+from mpfeed._errors import FeedTimeout, MpfeedError, WorkerDied, WorkerError
 from mpfeed._layout import Layout
 from mpfeed._messages import Arguments, Arrived, Calls, Died, Event, Joined, Late, Parcel, Reply, StartFailed
 from mpfeed._producer import Settings
@@ -102,7 +105,7 @@ def sizes_of(engine: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("call_s", "size"), [(0.0001, 10), (0.0034, 3), (0.004, 2), (0.008, 1), (1.0, 1)])
-def test_calls_that_take_ten_milliseconds_together_share_a_message(call_s: float, size: int) -> None:
+def test_calls_that_take_about_ten_milliseconds_together_share_a_message(call_s: float, size: int) -> None:
     engine: Any = Scripted()
     run = CallRun(crew_of(engine, 1), together=True)
     calls = asked(run, 12)
@@ -110,6 +113,30 @@ def test_calls_that_take_ten_milliseconds_together_share_a_message(call_s: float
     engine.coming.append(answers_to(engine.sent[0], call_s))
     run.crew.wait_for(calls[0].answer)
     assert sizes_of(engine) == [1, 1, size]
+
+
+def test_a_call_that_waits_for_its_turn_counts_from_the_latest_answer_and_one_that_was_sent_from_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = itertools.count(100)
+    monkeypatch.setattr("mpfeed._call_run.time.monotonic", lambda: next(now_s))
+    engine: Any = Scripted()
+    run = CallRun(crew_of(engine, 1), together=False)
+    calls = asked(run, 4)
+    assert [call.sent_s for call in calls] == [100, 101, math.inf, math.inf]
+    for number in range(2):
+        run.receive(run.crew.roster[0].unanswered[engine.sent[number].number].unit, Reply(0, more=True))
+        assert [run.since(call) for call in calls] == [100, 101, 102 + number, 102 + number]
+
+
+@pytest.mark.parametrize(("since", "fails"), [(None, True), (lambda: math.inf, False)])
+def test_a_wait_counts_from_the_moment_it_is_told(since: Any, fails: bool) -> None:
+    engine: Any = Scripted()
+    crew = crew_of(engine, 1)
+    engine.stacks = dict
+    ready = iter([None, None, "there"])
+    with pytest.raises(FeedTimeout) if fails else contextlib.nullcontext():
+        assert crew.wait_for(lambda: next(ready), timeout_s=0.0, since=since) == "there"
 
 
 def test_one_slow_call_among_quick_ones_makes_messages_small_for_a_while() -> None:

@@ -77,7 +77,12 @@ def filled(i: int) -> Any:
 @pytest.fixture
 def through_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on any node but the consumer's."""
-    monkeypatch.setattr(ray_engine, "SHARES", False)
+    monkeypatch.setattr(ray_engine, "offer", lambda *_, **__: None)
+
+
+def limit(feed: Feed) -> int | None:
+    room: int | None = engine_of(feed).room_bytes
+    return room
 
 
 # --------------------------------------------------------------------------------------------- shared memory
@@ -97,7 +102,39 @@ def test_batches_of_this_node_are_read_in_place_and_are_not_in_the_store(local_r
     assert [int(array[-1]) for array in held] == list(range(20))
     assert all(shared(array) and array.ctypes.data % 64 == 0 and not array.flags.writeable for array in held)
     assert stored() < before + BATCH
-    assert engine_of(feed).room_bytes is None
+    assert limit(feed) is None
+
+
+@pytest.mark.usefixtures("local_ray")
+@pytest.mark.parametrize("letters", [10, 400_000])
+def test_text_too_long_for_a_message_lies_in_the_store_which_limits_it(letters: int, keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(lambda i: "x" * letters + str(i), range(6), workers=1, backend=ANYWHERE))
+    assert [str(text)[letters:] for text in feed] == list("012345")
+    assert (limit(feed) is None) == (letters == 10)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_worker_that_finds_no_room_does_not_limit_those_that_share_memory(keep: Keep) -> None:
+    feed = keep(mpfeed.from_map(filled, range(40), workers=2, backend=ANYWHERE))
+    elements = iter(feed)
+    next(elements)
+    engine = engine_of(feed)
+    assert eventually(lambda: next(elements) is not None and len(engine._members) == 2 and limit(feed) is None)
+    engine.retire_worker(1)
+    engine._backend = Ray(num_cpus=10_000)
+    engine._reserves = True
+    engine.start_worker(1)
+    assert limit(feed) is None
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_feed_that_is_dropped_leaves_no_descriptor() -> None:
+    before = descriptors()
+    feed = mpfeed.from_map(filled, range(40), workers=2, backend=ANYWHERE)
+    held = next(iter(feed))
+    assert shared(held)
+    del feed, held
+    assert eventually(lambda: descriptors() == before)
 
 
 @pytest.mark.usefixtures("local_ray")

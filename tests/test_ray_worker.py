@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +18,7 @@ from mpfeed._layout import Layout, Leaf, Payload
 from mpfeed._messages import Arguments, Calls, Reply
 from mpfeed._structure import flatten
 from mpfeed.backends.arguments import Packer, Unpacker
-from mpfeed.backends.ray_member import shortened
+from mpfeed.backends.ray_member import ActorMember, shortened
 from mpfeed.backends.ray_worker import Actor
 from mpfeed.transport.arena import create_file
 
@@ -102,6 +105,43 @@ def test_arguments_are_unpacked_in_their_order_also_those_of_a_run_that_was_drop
     packer.allocate(100_000)
     assert len(packer._writer._lent) == 1, "all the others came back"
     actor._unpacker = None
+
+
+def test_a_request_that_cannot_be_sent_takes_no_number() -> None:
+    made: list[tuple[int, bytes]] = []
+
+    class Method:
+        def options(self, **_: Any) -> Method:
+            return self
+
+        def remote(self, *arguments: Any) -> None:
+            made.append(arguments)
+
+    handle: Any = type("Handle", (), {"answer": Method(), "more": Method()})()
+    member = ActorMember(0, handle, 1.0, None, None, False)
+    arguments = Arguments([threading.Lock()], flatten(0)[1])
+    with pytest.raises(TypeError, match="lock"):
+        member.ask(Calls(1, 1, (arguments,)))
+    member.ask(Calls(2, 1, ()))
+    assert [number for number, _ in made] == [0]
+
+
+def test_a_worker_that_cannot_read_a_request_ends_so_that_it_is_heard_of() -> None:
+    program = (
+        "import os, pickle\n"
+        "from mpfeed._producer import Settings\n"
+        "from mpfeed._serialize import dump_source\n"
+        "from mpfeed._source import CallSource\n"
+        "from mpfeed.backends.arguments import PackedCalls\n"
+        "from mpfeed.backends.ray_worker import Actor\n"
+        "work = dump_source({'source': CallSource(abs, False), 'collate': None, 'worker_init': None})\n"
+        "actor = Actor(work, Settings(1, None, 0), 0, (1, [], []))\n"
+        "assert actor.start() is None\n"
+        "actor.answer(0, pickle.dumps(PackedCalls(1, 1, [], False)))\n"  # without memory for its arguments
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "AssertionError" in done.stderr
 
 
 def test_a_long_error_of_ray_keeps_its_end_where_the_cause_is() -> None:

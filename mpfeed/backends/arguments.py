@@ -1,4 +1,4 @@
-"""Arguments of calls on their way to a worker process: the arena turned round.
+"""Arguments of calls on their way to a worker process or actor: the arena turned round.
 
 The driver writes them to shared memory that the worker maps, one copy in all; ``fn`` gets arrays over it. It comes
 back when the worker's last array over it dies, so that ``fn`` may keep what it was given. Small ones travel in the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpfeed._layout import Layout
+from mpfeed._messages import Reply
 
 _REMEMBERED = 64
 
@@ -25,6 +26,11 @@ class SentLayouts:
             self._numbers[key] = len(self._numbers)
         return layout
 
+    def refer_all(self, reply: Reply) -> None:
+        """The same for all messages of a reply."""
+        for payload in reply.payloads:
+            payload.layout = self.refer(payload.layout)  # type: ignore[assignment]
+
 
 class SeenLayouts:
     """The receiver's side; it must see every message of the sender, in order."""
@@ -39,3 +45,8 @@ class SeenLayouts:
         if len(self._layouts) < _REMEMBERED:
             self._layouts.append(sent)
         return sent
+
+    def resolve_all(self, reply: Reply) -> None:
+        """The same for all messages of a reply."""
+        for payload in reply.payloads:
+            payload.layout = self.resolve(payload.layout)

@@ -59,8 +59,8 @@ _LOOK_S = 1.0
 _GHOST_S = 20.0
 # After so long without the head, and without any answer, the feed ends: Ray itself ends the process after 60 s.
 _HEADLESS_S = 10.0
-# Whether actors on this node are offered shared memory. Tests of the store say no.
-SHARES = True
+# An answer of more bytes lies in the store (Ray's max_direct_call_object_size): one with much text.
+_INLINE_BYTES = 100 << 10
 
 
 class RayEngine:
@@ -76,15 +76,15 @@ class RayEngine:
         self._reserves = session.reserves
         self._store_bytes = session.store_bytes
         self._members: dict[int, ActorMember] = {}
-        self._storing: set[ActorMember] = set()  # those whose messages lie in the store, as far as is known
-        self._shares = SHARES
+        self._storing: set[ActorMember] = set()  # those of whom messages lie in the store
+        self._shares = True  # whether memory is offered
         self._left: weakref.WeakSet[Any] = weakref.WeakSet()
         # What Ray's own thread hands over: who has an answer, or None from `wake`.
         self._done: queue.SimpleQueue[ActorMember | None] = queue.SimpleQueue()
         self._heard: list[ActorMember | None] = []
         self._events: deque[Event] = deque()
         self._loans = Loans(session.store_bytes)
-        self._warned = False
+        self._warned = False  # of a small store
         self._work = self._ray.put(plan.work)
         self._looked_s = time.monotonic()
         self._nodes: dict[int, str] = {}  # where a worker was, before it was started again
@@ -97,8 +97,8 @@ class RayEngine:
 
     @property
     def room_bytes(self) -> int | None:
-        """Messages in the store alone are limited; ``None`` where every worker that is there shares memory."""
-        shared = self._members and not self._storing
+        """For the store; None where every worker that has a process shares memory instead."""
+        shared = not self._storing and any(member.memory is not None for member in self._members.values())
         return None if shared else int(IN_FLIGHT_SHARE * self._store_bytes) or None
 
     # ------------------------------------------------------------------------------------ workers
@@ -134,13 +134,12 @@ class RayEngine:
         offered = offer(self._node, self._left, has_arguments=p.has_arguments) if self._shares else None
         try:
             actor = actor_class.remote(self._work, p.settings, worker, here, offered and offered.invitation)
+            member = ActorMember(worker, actor, self._patience_s(worker), haven, offered, p.owns_memory)
         except BaseException:
             if offered is not None:
                 offered.close()
             raise
-        member = ActorMember(worker, actor, self._patience_s(worker), haven, offered, p.owns_memory)
         self._members[worker] = member
-        self._storing.add(member)
         self._nodes.setdefault(worker, "")
         self._watch(member, "hello", actor.hello.remote())
         self._watch(member, "start", actor.start.remote())
@@ -203,6 +202,9 @@ class RayEngine:
             if self._connected():
                 raise
         self._look()
+        if self._storing and not self._warned:
+            self._warned = True
+            warn_of_small_store(self._store_bytes)  # last: where warnings are errors it raises
         events = list(self._events)
         self._events.clear()
         return events
@@ -355,18 +357,15 @@ class RayEngine:
     def _greeted(self, member: ActorMember, result: Any) -> None:
         try:
             member.greeted(*result)
-        except (OSError, ValueError):  # no descriptor or address space is left; the next one is to use the store
+        except (OSError, ValueError):  # no descriptor or address space is left: from now on all use the store
             self._shares = False
             self._start_anew(member, None)
             return
+        if member.memory is None:
+            self._storing.add(member)
         self._nodes[member.worker] = member.node
         if member.node not in self._addresses:
             self._addresses = addresses(self._ray)
-        if member.memory is not None:
-            self._storing.discard(member)
-        elif not self._warned:
-            self._warned = True
-            warn_of_small_store(self._store_bytes)
 
     def _started(self, member: ActorMember, result: Any) -> None:
         if isinstance(result, Failure):
@@ -379,6 +378,8 @@ class RayEngine:
 
     def _answered(self, member: ActorMember, data: bytes, stored: list[Any]) -> None:
         reply = loads(data)
+        if stored or len(data) > _INLINE_BYTES:
+            self._storing.add(member)
         if reply.more:
             self._watch(member, "answer", member.ask(None))
         self._events.append(Arrived(member.worker, member.deliver(reply, stored, self._loans)))

@@ -70,8 +70,8 @@ def warn_of_small_store(store_bytes: int) -> None:
     total = stats.f_frsize * stats.f_blocks
     if total < min(_SMALL_STORE_BYTES, store_bytes or _SMALL_STORE_BYTES):
         warnings.warn(
-            f"/dev/shm holds only {total:,} bytes, so Ray keeps its object store on disk and batches travel "
-            "slowly: enlarge it (docker run --shm-size=4g)",
+            f"/dev/shm holds only {total:,} bytes, so Ray keeps its object store on disk, and what does not lie in "
+            "shared memory (batches of other nodes, long text) travels slowly: enlarge it (docker run --shm-size=4g)",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -84,18 +84,17 @@ class ActorMember:
 
     def ask(self, request: Request | None) -> Any:
         """A call for the next reply, which hands in a request, if there is one."""
-        number = next(self._numbers)
         if request is None:
-            return self._more.remote(number)
+            return self._more.remote(next(self._numbers))
         sent: Any = request
         if self._packer is not None and isinstance(request, Calls):
             sent = self._packer.pack(request)
-        return self._answer.remote(number, pickle.dumps(sent, pickle.HIGHEST_PROTOCOL))
+        data = pickle.dumps(sent, pickle.HIGHEST_PROTOCOL)  # before it has a number, for which the actor would wait
+        return self._answer.remote(next(self._numbers), data)
 
     def deliver(self, reply: Reply, stored: list[Bytes], loans: Loans) -> Reply:
         """A reply with its messages unpacked in place: of this actor's memory, or of what lay in the store."""
-        for payload in reply.payloads:
-            payload.layout = self._layouts.resolve(payload.layout)
+        self._layouts.resolve_all(reply)
         memory = self.memory
         if memory is None:
             return deliver(reply, lambda i: loans.lend(stored[i]), loans.crowded)

@@ -40,19 +40,15 @@ class File:
 
     def opened(self, pid: int) -> int:
         """A descriptor of one's own for this file of another process. OSError where it cannot be had."""
-        path = f"/proc/{pid}/fd/{self.fd}"
-        self._check(os.stat(path))  # first: in another container it may be anything, and opening it may do anything
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        # In another container it may be anything, and opening it may do anything: looked at without opening it.
+        found = os.open(f"/proc/{pid}/fd/{self.fd}", os.O_PATH | os.O_CLOEXEC)
         try:
-            self._check(os.fstat(fd))
-        except BaseException:
-            os.close(fd)
-            raise
-        return fd
-
-    def _check(self, status: os.stat_result) -> None:
-        if (status.st_dev, status.st_ino, status.st_size) != (self.device, self.inode, self.length):
-            raise FileNotFoundError("another file")
+            status = os.fstat(found)
+            if (status.st_dev, status.st_ino, status.st_size) != (self.device, self.inode, self.length):
+                raise FileNotFoundError("another file")
+            return os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_CLOEXEC)
+        finally:
+            os.close(found)
 
 
 @dataclass(frozen=True, slots=True)

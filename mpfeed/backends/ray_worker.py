@@ -39,12 +39,11 @@ class Actor:
         here: tuple[int, list[str], list[str]],
         invitation: Invitation | None = None,
     ) -> None:
-        self._allocator: Allocator = Heap(adopts=True)
-        self._unpacker: Unpacker | None = None
+        self._allocator: Allocator
+        self._unpacker: Unpacker | None
         memory = accepted(invitation, _node()) if invitation is not None else None
+        self._allocator, self._unpacker = memory if memory is not None else (Heap(adopts=True), None)
         self._shares = memory is not None
-        if memory is not None:
-            self._allocator, self._unpacker = memory
         self._arguments = work, settings, worker, here
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._started: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
@@ -130,7 +129,11 @@ class Actor:
             self._started.put(failure_of(error, where, remote=True))
             return
         self._started.put(None)
-        self._serve(producer)
+        try:
+            self._serve(producer)
+        except BaseException:  # of a message that cannot be read or written: whoever waits is to hear of a death
+            traceback.print_exc()
+            os._exit(1)
 
     def _serve(self, producer: Producer) -> None:
         while (message := self._requests.get()) is not None:
@@ -158,7 +161,7 @@ class Actor:
             for payload in reply.payloads:
                 assert not isinstance(payload, Parcel)
                 payload.regions = [name(region) for region in payload.regions]
-                payload.layout = self._layouts.refer(payload.layout)  # type: ignore[assignment]
+            self._layouts.refer_all(reply)
             data = _dumped(reply)
             self._put((data, stored) if stored else data)  # Ray pickles everything but bytes
 

@@ -212,13 +212,8 @@ class _Loop:
 
     def _reply(self, reply: Reply) -> None:
         with self._sending:
-            self._refer_to_layouts(reply)
+            self._layouts.refer_all(reply)
             self._send(reply)
-
-    def _refer_to_layouts(self, reply: Reply) -> None:
-        for payload in reply.payloads:
-            layout: Any = payload.layout
-            payload.layout = self._layouts.refer(layout)  # type: ignore[assignment]
 
     def _send(self, message: Reply | Joined | Failure | NeedRoom) -> None:
         try:

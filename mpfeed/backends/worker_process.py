@@ -42,7 +42,7 @@ class WorkerProcess:
         self, worker: int, plan: Plan, *, shares: bool, memory_limit: int | None, left: weakref.WeakSet[Any]
     ) -> None:
         self.worker = worker
-        self.layouts = SeenLayouts()
+        self._layouts = SeenLayouts()
         self.joined = False
         self.wanted = select.POLLIN
         self.returns_told = 0
@@ -80,8 +80,7 @@ class WorkerProcess:
 
     def deliver(self, reply: Reply) -> Reply:
         """A reply with its messages unpacked in place."""
-        for payload in reply.payloads:
-            payload.layout = self.layouts.resolve(payload.layout)
+        self._layouts.resolve_all(reply)
         if self.memory is None:
             return deliver(reply, lambda name: name)
         return deliver(reply, self.memory.resolve, self.memory.crowded)

@@ -40,12 +40,15 @@ def create_file() -> tuple[int, int]:
 
     Linux: a memfd, which no /dev/shm limits. Elsewhere an unlinked temporary file.
     """
-    fd = os.memfd_create("mpfeed", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else _unlinked_file()
+    sealable = hasattr(os, "memfd_create")
+    fd = os.memfd_create("mpfeed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING) if sealable else _unlinked_file()
     length = _SPAN_BYTES
     while True:
         try:
             os.ftruncate(fd, length)
             mmap.mmap(fd, length).close()
+            if sealable:
+                _seal(fd)
             return fd, length
         except (OSError, ValueError, OverflowError) as error:
             length >>= 1
@@ -55,6 +58,14 @@ def create_file() -> tuple[int, int]:
                     f"no address space for shared memory ({error}): {2 * length} bytes were refused. Raise `ulimit -v` "
                     'or use backend=mpfeed.Process(transport="queue")'
                 ) from error
+
+
+def _seal(fd: int) -> None:
+    """Keep a memfd's length as it is: who reads where another process cut it off is killed."""
+    import fcntl  # not on Windows
+
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def _unlinked_file() -> int:
