@@ -494,14 +494,15 @@ def _primed(run: BaseRun) -> Any:
 
 
 def _close_forgotten(crew: Crew, name: str | None) -> None:
-    if name is not None and crew.started and not crew.closed:
-        warnings.warn(f"{name} was forgotten: use `with feed:` or feed.close()", ResourceWarning, stacklevel=2)
+    forgotten = name is not None and crew.started and not crew.closed
     crew.close()
     if crew.trace is not None and not crew.forked():
         try:
             crew.trace.close()
         except OSError:
             log.warning("a trace could not be written to %s", crew.trace.path, exc_info=True)
+    if forgotten:  # last: where warnings are errors it raises
+        warnings.warn(f"{name} was forgotten: use `with feed:` or feed.close()", ResourceWarning, stacklevel=2)
 
 
 def _rebuild(recipe: bytes) -> Feed:

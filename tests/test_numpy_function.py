@@ -377,19 +377,23 @@ def test_in_this_process_too_a_function_may_change_what_it_is_given(keep: Keep) 
     assert given.numpy().tolist() == [1, 2]
 
 
-def test_its_options_give_each_call_in_a_workers_hand_and_the_next_a_thread(gate: Gate, keep: Keep) -> None:
+@pytest.mark.parametrize(("max_restarts", "callers"), [(3, 9), (0, 3)])
+def test_its_options_give_tf_data_threads_for_messages_of_calls_where_they_share_any(
+    gate: Gate, keep: Keep, max_restarts: int, callers: int
+) -> None:
     held = Gate(gate.path)
 
     def slow(x: Any) -> Any:
         held.wait()
         return x
 
-    function = keep(mpfeed.numpy_function(slow, INT, backend="process", workers=1))
+    function = keep(mpfeed.numpy_function(slow, INT, backend="process", workers=1, max_restarts=max_restarts))
     ds = tf.data.Dataset.range(40).map(function, num_parallel_calls=40).with_options(function.options())
     got: list[int] = []
     reader = threading.Thread(target=lambda: got.extend(ints(ds)))
     reader.start()
-    assert eventually(lambda: function.waiting == 1 + usable_cpus())  # besides two that the worker has in hand
+    in_hand = 2
+    assert eventually(lambda: function.waiting == callers + usable_cpus() - in_hand)
     held.open()
     reader.join()
     assert got == list(range(40))

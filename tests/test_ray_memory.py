@@ -133,7 +133,8 @@ def test_a_feed_that_is_dropped_leaves_no_descriptor() -> None:
     feed = mpfeed.from_map(filled, range(40), workers=2, backend=ANYWHERE)
     held = next(iter(feed))
     assert shared(held)
-    del feed, held
+    with pytest.warns(ResourceWarning, match="was forgotten"):
+        del feed, held
     assert eventually(lambda: descriptors() == before)
 
 
