@@ -290,6 +290,15 @@ def test_a_file_has_no_name_and_ends_with_its_last_descriptor() -> None:
     os.close(fd)
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="elsewhere files cannot be sealed")
+@pytest.mark.parametrize("change", [-PAGE, PAGE])
+def test_the_length_of_a_file_is_sealed(change: int) -> None:
+    fd, length = create_file()
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, length + change)
+    os.close(fd)
+
+
 def test_memory_goes_back_to_the_system_after_a_peak() -> None:
     fd, length = create_file()
     try:

@@ -347,7 +347,7 @@ def test_an_actor_whose_memory_cannot_be_mapped_here_is_replaced_by_one_that_use
 
 
 def test_memory_that_is_full_is_helped_out_by_private_memory() -> None:
-    fd, _ = create_file()
+    fd = os.memfd_create("small")
     os.ftruncate(fd, TABLE_BYTES + 8192)
     writer = RoomyWriter(fd, TABLE_BYTES + 8192)
     names = [writer.allocate(4096)[0] for _ in range(4)]
