@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from mpfeed._collating import CHUNK_S
+from mpfeed._collating import ANSWERS_S
 from mpfeed._crew import Crew
 from mpfeed._errors import FeedClosed, MpfeedError
 from mpfeed._messages import Arguments, Calls, Parcel, Reply
@@ -21,7 +21,7 @@ from mpfeed._serialize import error_of
 # One that is being answered and one behind it, so that a worker never waits for the next.
 AHEAD = 2
 # As many calls travel in one message as take about so long: what was made by then leaves without the rest.
-_MESSAGE_S = CHUNK_S
+_MESSAGE_S = ANSWERS_S
 _MOST_CALLS = 64
 # The mean of so many messages tells how long a call takes. Not their median: a worker that has a message of calls, one
 # of which is slow, keeps the others from workers that are free.

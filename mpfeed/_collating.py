@@ -18,6 +18,8 @@ from mpfeed._structure import Treespec, flatten, map_leaves
 # A message of small samples holds at most this much, and what was ready within this time (DESIGN: chunks).
 CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.010
+# Results of calls that share a message wait for one another no longer than this.
+ANSWERS_S = 0.020
 MAX_ROWS = 4096
 _IDLE_S = 1.0
 
@@ -111,6 +113,8 @@ class Chunk:
         number: of the request.
     """
 
+    longest_s = CHUNK_S
+
     def __init__(self, allocator: Allocator, rows: int, early: EarlySender | None, number: int) -> None:
         self._allocator = allocator
         self._rows = rows
@@ -196,6 +200,8 @@ class Answers:
         early: sends what is ready when the next result takes long; None where there is only one.
     """
 
+    longest_s = ANSWERS_S
+
     def __init__(self, number: int, early: EarlySender | None) -> None:
         self._number = number
         self._early = early
@@ -242,15 +248,21 @@ class Answers:
 
 
 class _Open(Protocol):
-    """What ``EarlySender`` watches."""
+    """What ``EarlySender`` watches.
+
+    Attributes:
+        longest_s: how long it may be open before what is ready leaves.
+    """
+
+    longest_s: float
 
     def send_early(self, emit: Callable[[Reply], None]) -> None: ...
 
 
 class EarlySender:
-    """Sends the samples of a chunk that has been open for CHUNK_S, so that none waits for a slow one behind it.
+    """Sends the samples of a chunk that has been open for long, so that none waits for a slow one behind it.
 
-    Its thread looks at the open chunk every CHUNK_S while there is one, and sleeps on an event while there is none.
+    Its thread looks at the open chunk now and then while there is one, and sleeps on an event while there is none.
     """
 
     def __init__(self, emit: Callable[[Reply], None]) -> None:
@@ -281,7 +293,7 @@ class EarlySender:
             idle_since = time.monotonic()
             while time.monotonic() - idle_since < _IDLE_S and self._open():
                 before = self._chunk
-                time.sleep(CHUNK_S)
+                time.sleep(CHUNK_S if before is None else before.longest_s)
                 if before is not None:
                     idle_since = time.monotonic()
                     if before is self._chunk:

@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
+from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
 from mpfeed._errors import MpfeedError
@@ -435,6 +436,8 @@ class RayEngine:
         members = list(self._members.values())
         self._members.clear()
         self._end(members)  # steps 2 and 3
+        # Ray ends the process where an answer comes in the middle of `ray.shutdown()` (2.60: SubscribePlasmaReady).
+        futures.wait([future for member in members for _, future in member.calls], GRACE_S)
         for member in members:  # answers that nobody will take are objects in the store
             member.calls.clear()
         self._events.clear()
