@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import numpy as np
 import pytest
-from streams import copied, digest, eventually, mapping_at
+from streams import Gate, copied, digest, eventually, mapping_at
 
 import mpfeed
 from mpfeed import Feed, Ray
@@ -136,6 +136,35 @@ def test_a_feed_that_is_dropped_leaves_no_descriptor() -> None:
     with pytest.warns(ResourceWarning, match="was forgotten"):
         del feed, held
     assert eventually(lambda: descriptors() == before)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_no_answer_is_on_its_way_when_ray_may_be_shut_down(
+    gate: Gate, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Gate(gate.path)
+
+    def slow(i: int) -> int:
+        if i >= 4:
+            held.wait()
+        return i
+
+    feed = keep(mpfeed.from_map(slow, range(40), workers=2, backend=ANYWHERE))
+    elements = iter(feed)
+    assert [int(next(elements)) for _ in range(4)] == [0, 1, 2, 3]
+    answers = [future for member in engine_of(feed)._members.values() for _, future in member.calls]
+    assert not all(future.done() for future in answers)
+    seen: list[bool] = []
+    disconnect = ray_engine.disconnect
+
+    def shut_down(session: Any) -> None:
+        seen.extend(future.done() for future in answers)
+        disconnect(session)
+
+    monkeypatch.setattr(ray_engine, "disconnect", shut_down)
+    feed.close()
+    assert seen
+    assert all(seen)
 
 
 @pytest.mark.usefixtures("local_ray")
