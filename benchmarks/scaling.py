@@ -5,10 +5,10 @@ batch of 64 kB, as for a disk or a network, so that any number of them fits on t
 0.5 s. "cpu" workers run 40, 80 or 160 ms of Python a batch of 32 samples and 4.8 MB, on Ray and in worker processes;
 their ideal is the same number of the latter. Ray's own work on a batch, the driver's and its daemons', runs on the same
 cores here, and weighs the less the more a batch takes; "bare ray" is a loop over hand-written actors, which pays that
-too. "ceiling" workers make nothing: what then limits is the consumer, so that its CPU time a batch tells how many
-batches a second it can take on a machine where the workers are elsewhere. "nodes" spreads workers over so many nodes
-(`ray.cluster_utils.Cluster`), the consumer alone on the head. "link" puts one node and the consumer into network
-namespaces, with a delay each way and a rate; its ideal is the rate.
+too. "ceiling" workers make nothing, on the consumer's own node, with which they share memory: what then limits is the
+consumer, so that its CPU time a batch tells how many batches a second it can take. "nodes" spreads such workers over so
+many nodes (`ray.cluster_utils.Cluster`), the consumer alone on the head: its CPU time for batches of other nodes.
+"link" puts one node and the consumer into network namespaces, with a delay each way and a rate; its ideal is the rate.
 
 Left out: TensorFlow, which adds 0.1 to 0.7 ms an element; machines that share no cores. All nodes here share this
 machine's, so that "nodes" and "link" show what the network costs and not what more cores bring.
