@@ -21,7 +21,7 @@ from streams import Gate, copied, digest, eventually, mapping_at
 import mpfeed
 from mpfeed import Feed, Ray
 from mpfeed._errors import MpfeedError
-from mpfeed.backends import ray_engine, ray_memory
+from mpfeed.backends import ray_engine, ray_memory, ray_session
 from mpfeed.backends.ray_memory import Invitation, Offer, RoomyWriter, accepted, offer
 from mpfeed.transport import arena
 from mpfeed.transport.arena import TABLE_BYTES, create_file
@@ -155,11 +155,10 @@ def test_no_answer_is_on_its_way_when_ray_may_be_shut_down(
     answers = [future for member in engine_of(feed)._members.values() for _, future in member.calls]
     assert not all(future.done() for future in answers)
     seen: list[bool] = []
-    disconnect = ray_engine.disconnect
 
     def shut_down(session: Any) -> None:
         seen.extend(future.done() for future in answers)
-        disconnect(session)
+        ray_session.disconnect(session)
 
     monkeypatch.setattr(ray_engine, "disconnect", shut_down)
     feed.close()
