@@ -74,6 +74,14 @@ def filled(i: int) -> Any:
     return np.full(BATCH, i % 251, np.uint8)
 
 
+def assert_all_come_through_the_store(feed: Feed) -> None:
+    """Of a feed of eight ``filled``; nothing is left of what was offered."""
+    held = list(feed)
+    assert [int(array[-1]) for array in held] == list(range(8))
+    assert not any(shared(array) for array in held)
+    assert descriptors() == 0
+
+
 @pytest.fixture
 def through_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on any node but the consumer's."""
@@ -325,10 +333,7 @@ def test_the_stream_of_actors_that_decline_comes_through_the_store(
 
     monkeypatch.setattr(ray_engine, "offer", altered)
     feed = keep(mpfeed.from_map(filled, range(8), workers=1, backend=ANYWHERE))
-    held = list(feed)
-    assert [int(array[-1]) for array in held] == list(range(8))
-    assert not any(shared(array) for array in held)
-    assert descriptors() == 0
+    assert_all_come_through_the_store(feed)
     assert engine_of(feed).room_bytes == int(ray_engine.IN_FLIGHT_SHARE * (256 << 20))
 
 
@@ -368,10 +373,7 @@ def test_an_actor_whose_memory_cannot_be_mapped_here_is_replaced_by_one_that_use
 
     monkeypatch.setattr(ray_memory, "WorkerMemory", refuse)
     feed = keep(mpfeed.from_map(filled, range(8), workers=2, backend=ANYWHERE))
-    held = list(feed)
-    assert [int(array[-1]) for array in held] == list(range(8))
-    assert not any(shared(array) for array in held)
-    assert descriptors() == 0
+    assert_all_come_through_the_store(feed)
 
 
 def test_memory_that_is_full_is_helped_out_by_private_memory() -> None:
