@@ -118,6 +118,13 @@ def pack(
 ) -> Payload:
     """One element as a message: adopted where its arrays already lie in a region, else copied once."""
     adopted = [None if bare(a) else allocator.adopt(a, goes_on=goes_on) for a in arrays]
+    return lay_out(arrays, weak, treespec, adopted, allocator)
+
+
+def lay_out(
+    arrays: list[Array], weak: tuple[bool, ...], treespec: Treespec, adopted: list[Any | None], allocator: Allocator
+) -> Payload:
+    """One element as a message: what has no name of a region in ``adopted`` is copied to a new one."""
     total = 0
     places: list[tuple[int, int]] = []
     names: list[Any] = []

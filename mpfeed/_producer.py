@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from mpfeed import _context, _seed
-from mpfeed._collating import CHUNK_S, MAX_ROWS, Answers, Batch, Chunk, EarlySender, packed
+from mpfeed._collating import CHUNK_S, MAX_ROWS, Answers, Batch, Chunk, EarlySender
 from mpfeed._copying import own_item
 from mpfeed._effort import Meter
 from mpfeed._errors import ArenaFull, SignatureError
 from mpfeed._layout import Allocator, Payload
 from mpfeed._messages import CONTINUE, Arguments, Calls, Collate, Drop, Failure, MakeItems, MakeShard, Reply, Request
+from mpfeed._packing import Packing
 from mpfeed._serialize import failure_of, freeze, loads
 from mpfeed._source import CallSource, GeneratorSource, MapSource, Shard, Source
 from mpfeed._structure import map_leaves
@@ -83,6 +84,7 @@ class Producer:
         self._work = work
         self._settings = settings
         self._allocator = allocator
+        self._packing = Packing(allocator)  # of single calls' results
         self._remote = remote
         self._worker = _context.Worker(index, settings.workers)
         self._shards: dict[tuple[int, int], _OpenShard] = {}
@@ -398,7 +400,7 @@ class Producer:
             self._random.seed(self._settings.seed, _seed.CALL, key)
         result = source.call(given, self._settings.seed)
         self._meter.made(-1)
-        payload = packed(result, self._allocator, goes_on=goes_on)
+        payload = self._packing.pack(result, goes_on=goes_on)
         self._meter.added()
         return payload
 

@@ -17,8 +17,10 @@ from hypothesis.extra import numpy as hnp
 from streams import digest, leaves
 
 import mpfeed
+from mpfeed._collating import packed
 from mpfeed._layout import ALIGNMENT, Allocator, pack, unpack
 from mpfeed._leaves import as_leaf, leaves_of
+from mpfeed._packing import Packing
 from mpfeed._stack import Stack
 from mpfeed._structure import flatten
 from mpfeed.transport.arena import Heap, Reader, Writer, create_file
@@ -175,6 +177,67 @@ def test_any_samples_stack_row_by_row(element: Any, rows: int, spare: int) -> No
 def test_an_ordered_dict_is_a_dict_whatever_the_order_of_its_keys() -> None:
     one = flatten(OrderedDict(b=1, a=[OrderedDict(d=2, c=3)]))
     assert one == flatten({"a": [{"c": 3, "d": 2}], "b": 1})
+
+
+ALIKE = [
+    {"x": np.arange(6.0).reshape(2, 3), "n": np.int64(7)},
+    {"x": np.arange(6.0, 12.0).reshape(2, 3), "n": np.int64(8)},
+    {"n": np.int64(9), "x": np.asfortranarray(np.ones((2, 3)))},
+    {"x": np.ones((3, 2)), "n": np.int64(9)},
+    {"x": np.ones((3, 2), "f4"), "n": np.int64(9)},
+    {"x": np.ones((3, 2), ">f4"), "n": np.int64(9)},
+    {"x": np.ones((3, 2), "f4"), "n": np.array(9)},
+    {"x": np.ones((3, 2), "f4"), "n": 9},
+    {"x": np.ones((3, 2), "f4"), "n": 300},
+    {"x": np.ones((0, 2), "f4"), "n": np.int8(3)},
+    {"x": np.ones((0, 2), "f4"), "n": np.int8(4)},
+    {"x": "text", "n": np.int8(4)},
+    {"x": "words", "n": np.int8(4)},
+    {"x": np.array(["text"]), "n": np.int8(4)},
+    {"x": np.ones(3, ml_dtypes.bfloat16), "n": np.bool_(True)},
+    {"x": np.zeros(3, ml_dtypes.bfloat16), "n": np.bool_(False)},
+    (np.zeros(3, "M8[s]"),),
+    (np.ones(3, "M8[s]"),),
+    (np.ones(3, "M8[ms]"),),
+    (np.ones(3),),
+    [np.ones(3)],
+    Point(np.ones(3), np.ones(2)),
+    Point(np.zeros(3), np.ones(2)),
+    np.ones(3),
+    np.zeros(3),
+    {"n": np.ones(3), "m": np.ones(2)},
+    OrderedDict(n=np.zeros(3), m=np.ones(2)),
+]
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["element", "leaves"])
+def test_an_element_after_another_is_packed_as_it_would_be_alone(flat: bool) -> None:
+    heap = Heap(adopts=False)
+    for before in ALIKE:
+        for element in ALIKE:
+            packing = Packing(heap)
+            for made in (before, element):
+                payload = packing.pack_leaves(*flatten(made)) if flat else packing.pack(made)
+            alone = packed(element, heap)
+            assert payload.layout.key() == alone.layout.key()
+            assert payload.texts == alone.texts
+            assert digest([unpack(payload, payload.regions)]) == digest([unpack(alone, alone.regions)])
+
+
+def test_an_array_that_lies_in_shared_memory_is_not_copied_after_one_that_did_not() -> None:
+    fd, length = create_file()
+    writer = Writer(fd, length)
+    packing = Packing(writer)
+    packing.pack((np.ones(5), np.ones(2)))
+    own = writer.empty(5, float)
+    own[:] = 3
+    payload = packing.pack((own, np.zeros(2)))
+    reader = Reader(fd, length)
+    os.close(fd)
+    assert not own.flags.writeable
+    assert len(payload.regions) == 2
+    arrays = unpack(payload, [reader.lend(name) for name in payload.regions])
+    assert [array.tolist() for array in arrays] == [[3.0] * 5, [0.0, 0.0]]
 
 
 def test_none_is_a_leaf_and_refused_as_one() -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from mpfeed._errors import ArenaFull
-from mpfeed._layout import Bytes, Layout, Payload, aligned, heap, pack, unpack
-from mpfeed._leaves import Array, is_text, leaves_of
+from mpfeed._layout import Bytes, Layout, Payload, heap, unpack
+from mpfeed._leaves import Array
 from mpfeed._messages import Arguments, Calls
+from mpfeed._packing import Packing
 from mpfeed._serialize import structure_bytes, structure_of
 from mpfeed.backends.layouts import SeenLayouts, SentLayouts
 from mpfeed.transport.arena import Reader, Slot, Writer
@@ -56,17 +55,6 @@ def _received(number: int, run: int, packed: list[Any], traced: bool) -> PackedC
     return PackedCalls(number, run, [Packed(*one) for one in packed], traced)
 
 
-class _Place:
-    """Where the arguments of one shape go; ``offsets`` has None for text and what has no bytes."""
-
-    __slots__ = ("layout", "nbytes", "offsets")
-
-    def __init__(self, layout: int, offsets: list[int | None], nbytes: int) -> None:
-        self.layout = layout
-        self.offsets = offsets
-        self.nbytes = nbytes
-
-
 class Packer:
     """The driver's side, one for each worker (an ``Allocator``).
 
@@ -78,7 +66,7 @@ class Packer:
     def __init__(self, fd: int, length: int) -> None:
         self._writer = Writer(fd, length)
         self._layouts = SentLayouts()
-        self._places: dict[Any, _Place] = {}
+        self._packing = Packing(self)
         self.waited_s = 0.0
 
     def pack(self, calls: Calls) -> PackedCalls:
@@ -87,30 +75,10 @@ class Packer:
         return PackedCalls(calls.number, calls.run, packed, calls.traced)
 
     def _packed(self, arguments: Arguments) -> Packed:
-        arrays, weak = leaves_of(arguments.values, arguments.treespec)
-        key = arguments.treespec, weak, tuple([(array.dtype, array.shape) for array in arrays])
-        place = self._places.get(key)
-        if place is None:
-            return self._packed_anew(key, arrays, weak)
-        texts = [a.ravel().tolist() for a in arrays if is_text(a)]
-        if not place.nbytes:
-            return Packed(place.layout, [], texts)
-        name, memory = self.allocate(place.nbytes)
-        for array, offset in zip(arrays, place.offsets, strict=True):
-            if offset is not None:
-                np.ndarray(array.shape, array.dtype, memory, offset)[...] = array
-        return Packed(place.layout, [name], texts)
-
-    def _packed_anew(self, key: Any, arrays: list[Array], weak: tuple[bool, ...]) -> Packed:
-        payload = pack(arrays, weak, key[0], self)
+        payload = self._packing.pack_leaves(arguments.values, arguments.treespec)
         sent: Any = self._layouts.refer(payload.layout)
         if isinstance(sent, Layout):
             sent = structure_bytes(sent.treespec), sent.leaves
-        known = self._layouts.refer(payload.layout)
-        if isinstance(known, int):  # the worker remembers it
-            offsets = [leaf.offset if leaf.region >= 0 else None for leaf in payload.layout.leaves]
-            nbytes = sum(aligned(a.nbytes) for a, offset in zip(arrays, offsets, strict=True) if offset is not None)
-            self._places[key] = _Place(known, offsets, nbytes)
         return Packed(sent, payload.regions, payload.texts)
 
     def allocate(self, nbytes: int) -> tuple[Slot | Bytes, Bytes]:

@@ -15,13 +15,18 @@ class SentLayouts:
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
+        self._latest: tuple[Layout | None, int] = None, 0
 
     def refer(self, layout: Layout) -> Layout | int:
         """What to send in place of a layout: itself the first time, then its number."""
-        key = layout.key()
-        number = self._numbers.get(key)
-        if number is not None:
+        latest, number = self._latest
+        if layout is latest:
             return number
+        key = layout.key()
+        known = self._numbers.get(key)
+        if known is not None:
+            self._latest = layout, known
+            return known
         if len(self._numbers) < _REMEMBERED:
             self._numbers[key] = len(self._numbers)
         return layout
