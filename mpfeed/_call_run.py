@@ -7,6 +7,7 @@ that have proved quick leave in one message: a message, and threads that wake fo
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Hashable
@@ -37,6 +38,7 @@ class Call:
     Attributes:
         arguments: kept until it is answered, for a worker that dies on it.
         sent_s: when it was first sent to a worker; infinite while it waits for one.
+        place: where its caller sleeps (``mpfeed._waits.Awaited``).
     """
 
     number: int
@@ -44,16 +46,18 @@ class Call:
     sent_s: float = math.inf
     parcel: Parcel | None = None
     error: MpfeedError | None = None
+    place: threading.Lock | None = None
 
     @property
     def answered(self) -> bool:
-        """Whether ``answer`` gives or raises something."""
+        """Whether ``result`` gives or raises something."""
         return self.parcel is not None or self.error is not None
 
-    def answer(self) -> Parcel | None:
-        """The result, or None while there is none; raises what the call came to instead."""
+    def result(self) -> Parcel:
+        """What it came to, once it is answered; raises what it failed with."""
         if self.error is not None:
             raise self.error
+        assert self.parcel is not None
         return self.parcel
 
 
@@ -84,6 +88,7 @@ class CallRun:
         self._most = _MOST_CALLS if together else 1
         self._calls = 0
         self._waiting: deque[Call] = deque()
+        self._full = False  # all workers have as much in hand as they may, until one answers
         self._took_s: deque[float] = deque(maxlen=_REMEMBERED)  # by a call of the latest messages
         self._heard_s = -math.inf  # when the latest answer came
 
@@ -92,20 +97,26 @@ class CallRun:
         """Calls that are not yet on their way."""
         return len(self._waiting)
 
+    def make(self, arguments: Arguments) -> Call:
+        """A new call, once it is answered.
+
+        Raises:
+            FeedClosed, FeedTimeout, MpfeedError: see ``Crew.wait_for_answer``.
+        """
+        return self.crew.wait_for_answer(lambda: self.ask(arguments), self.since)
+
     def ask(self, arguments: Arguments) -> Call:
-        """A new call, on its way or next in turn.
+        """A new call, on its way or next in turn. The lock is held.
 
         Raises:
             FeedClosed: the crew was closed.
-            MpfeedError: the workers are another process's, of which this one is a fork.
         """
-        self.crew.refuse_fork()
-        with self.crew.lock:
-            if self.crew.closed:
-                raise FeedClosed("the numpy_function was closed")
-            self._calls += 1
-            call = Call(self._calls, arguments)
-            self._waiting.append(call)
+        if self.crew.closed:
+            raise FeedClosed("the numpy_function was closed")
+        self._calls += 1
+        call = Call(self._calls, arguments)
+        self._waiting.append(call)
+        if not self._full:
             self._send_waiting()
         return call
 
@@ -114,9 +125,11 @@ class CallRun:
         return min(call.sent_s, self._heard_s)
 
     def _send_waiting(self) -> None:
+        self._full = False
         while self._waiting:
             worker = self.crew.roster.freest()
             if self.crew.roster.load(worker) >= (1 if self.crew.exact else AHEAD):
+                self._full = True
                 return
             calls = deque(self._waiting.popleft() for _ in range(self._gathered()))
             self.crew.submit(self, Message(calls, len(calls)), worker)
@@ -143,23 +156,23 @@ class CallRun:
         self._heard_s = time.monotonic()
         for parcel in reply.payloads:
             assert isinstance(parcel, Parcel)
-            self._next(unit).parcel = parcel
+            self._answer(unit, parcel=parcel)
         if reply.failure is not None:
-            self._next(unit).error = error_of(reply.failure)
+            self._answer(unit, error=error_of(reply.failure))
         if not reply.more:
             self._took_s.append(reply.busy_s / unit.count)
             self._send_waiting()
 
-    @staticmethod
-    def _next(unit: Message) -> Call:
+    def _answer(self, unit: Message, *, parcel: Parcel | None = None, error: MpfeedError | None = None) -> None:
         call = unit.calls.popleft()
         call.arguments = None
-        return call
+        call.parcel, call.error = parcel, error
+        self.crew.hand_over(call)
 
     def fail(self, unit: Message, error: MpfeedError) -> None:
         """See ``Run.fail``."""
         while unit.calls:
-            self._next(unit).error = error
+            self._answer(unit, error=error)
         self._send_waiting()
 
     def answered(self, unit: Message) -> bool:

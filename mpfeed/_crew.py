@@ -36,10 +36,11 @@ from mpfeed._obituary import obituary, overdue
 from mpfeed._roster import Member, Roster, Run, Ticket, Unit
 from mpfeed._serialize import error_of
 from mpfeed._trace import Trace
-from mpfeed._waits import Waits
+from mpfeed._waits import Awaited, Waits
 from mpfeed.backends.base import Backend, Engine, Plan
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Awaited)
 log = logging.getLogger("mpfeed")
 
 
@@ -196,23 +197,35 @@ class Crew:
 
     # ------------------------------------------------------------------------------------------ waiting
 
-    def wait_for(
-        self, ready: Callable[[], T | None], timeout_s: float | None = None, served: Callable[[], bool] | None = None,
-        since: Callable[[], float] | None = None,
-    ) -> T:  # fmt: skip
+    def wait_for(self, ready: Callable[[], T | None], timeout_s: float | None = None) -> T:
         """Wait until ``ready()``, called with the lock held, gives something.
 
         Args:
             ready: takes what there is, asking for more if need be.
             timeout_s: longest wait, instead of the crew's own.
-            served: whether ``ready()`` would give something, where that can be told without calling it.
-            since: from when on the wait counts, by ``time.monotonic``, where that is later than its beginning.
 
         Raises:
             FeedClosed: the crew was closed.
             FeedTimeout: nothing came in time.
         """
-        return self._waits.wait_for(ready, timeout_s, served, since)
+        return self._waits.wait_for(ready, timeout_s)
+
+    def wait_for_answer(self, ask: Callable[[], A], since: Callable[[A], float]) -> A:
+        """Wait for what ``ask()``, called with the lock held, asked for; until it is handed over.
+
+        Args:
+            ask: asks for it; what it raises passes through.
+            since: from when on the wait counts, by ``time.monotonic``, where that is later than its beginning.
+
+        Raises:
+            FeedClosed, FeedTimeout: see ``wait_for``.
+            MpfeedError: see ``refuse_fork``.
+        """
+        return self._waits.wait_for_answer(ask, since)
+
+    def hand_over(self, awaited: Awaited) -> None:
+        """What ``wait_for_answer`` waits for is answered. The lock is held."""
+        self._waits.hand_over(awaited)
 
     def served(self) -> None:
         """A consumer got what it waited for: the moment to think about the number of workers. The lock is held."""

@@ -92,8 +92,8 @@ class NumpyFunction:
     def answer(self, arguments: Arguments) -> list[Any]:
         """See ``call``."""
         run = self._run or self._opened()
-        call = run.ask(arguments)
-        parcel = run.crew.wait_for(call.answer, served=lambda: call.answered, since=lambda: run.since(call))
+        call = run.make(arguments)
+        parcel = call.result()
         arrays = self._signature.conform(parcel, call.number)
         copies = parcel.crowded is not None and parcel.crowded(parcel)
         with self._lock:

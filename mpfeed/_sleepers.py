@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections import deque
 
 from mpfeed._uncollected import UncollectedLock
 
@@ -11,7 +12,7 @@ from mpfeed._uncollected import UncollectedLock
 class Sleepers:
     """Each is woken when there may be something for it, not whenever anything came: of sixteen calls, the answered one.
 
-    All methods are called with the lock held, which ``wait`` gives up meanwhile.
+    All methods are called with the lock held, which ``wait`` gives up meanwhile; but for ``wake_served``.
 
     Args:
         lock: the crew's.
@@ -19,36 +20,62 @@ class Sleepers:
 
     def __init__(self, lock: UncollectedLock) -> None:
         self._lock = lock
-        # A bare lock for each, which waking it releases.
-        self._asleep: dict[threading.Lock, Callable[[], bool] | None] = {}
+        # The value says whether any event may be for it; if not, it is woken for what is its own.
+        self._asleep: dict[threading.Lock, bool] = {}
+        self._served: deque[threading.Lock] = deque()
 
-    def wait(self, timeout_s: float | None, served: Callable[[], bool] | None) -> None:
-        """Sleep until woken, or for so long; ``served`` says whether there is something for it, None: nobody knows."""
-        place = threading.Lock()
-        place.acquire()
-        self._asleep[place] = served
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something has come for anybody, or for so long."""
+        place = self.lie_down(stirs=True)
         self._lock.release()
         try:
-            place.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+            sleep(place, timeout_s)
         finally:
             self._lock.acquire()
-            self._asleep.pop(place, None)
+            self.rise(place)
+
+    def lie_down(self, *, stirs: bool = False) -> threading.Lock:
+        """A place to ``sleep`` at once the lock is given up; ``stirs``: until anything comes, rather than ``serve``."""
+        place = threading.Lock()
+        place.acquire()
+        self._asleep[place] = stirs
+        return place
+
+    def rise(self, place: threading.Lock) -> None:
+        """Who slept there is awake."""
+        self._asleep.pop(place, None)
+
+    def serve(self, place: threading.Lock) -> None:
+        """Who sleeps there, or is about to, is among those to be woken by ``wake_served``."""
+        if self._asleep.pop(place, None) is not None:
+            self._served.append(place)
 
     def wake_served(self) -> None:
-        """Wake those for whom there is something, or may be."""
-        for place in [place for place, served in self._asleep.items() if served is None or served()]:
-            self._wake(place)
+        """Wake those that were served. With the lock or, just before their waker gives up the GIL, without."""
+        with contextlib.suppress(IndexError):  # another thread may have taken the last
+            while True:
+                self._served.popleft().release()
 
-    def wake_one(self) -> None:
-        """Wake one, to drive: the last that fell asleep. Its own is the furthest off, so it drives the longest."""
-        if self._asleep:
-            self._wake(next(reversed(self._asleep)))
+    def stir(self) -> None:
+        """Serve those for whom anything that came may be."""
+        for place in [place for place, stirs in self._asleep.items() if stirs]:
+            self.serve(place)
+
+    def wake_one(self) -> threading.Lock | None:
+        """Wake one, to drive: the last that lay down. Its own is the furthest off, so it drives the longest."""
+        place = next(reversed(self._asleep), None)
+        if place is not None:
+            del self._asleep[place]
+            place.release()
+        return place
 
     def wake_all(self) -> None:
         """Wake everyone: what they wait for will not come as it used to."""
         for place in list(self._asleep):
-            self._wake(place)
+            self.serve(place)
+        self.wake_served()
 
-    def _wake(self, place: threading.Lock) -> None:
-        del self._asleep[place]
-        place.release()
+
+def sleep(place: threading.Lock, timeout_s: float | None) -> bool:
+    """Until woken there, or for so long; whether it was woken. Without the lock."""
+    return place.acquire(timeout=-1 if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))

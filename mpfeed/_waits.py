@@ -16,11 +16,12 @@ from typing import Protocol, TypeVar
 
 from mpfeed import _interrupts
 from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError
-from mpfeed._sleepers import Sleepers
+from mpfeed._sleepers import Sleepers, sleep
 from mpfeed._uncollected import UncollectedLock
 from mpfeed.backends.base import GRACE_S, Engine
 
 T = TypeVar("T")
+A = TypeVar("A", bound="Awaited")
 log = logging.getLogger("mpfeed")
 
 # Without a timeout, a wait of this long is worth a word.
@@ -59,6 +60,20 @@ class Driven(Protocol):
         """What the workers are doing, in words."""
 
 
+class Awaited(Protocol):
+    """What is meant for one consumer and nobody else.
+
+    Attributes:
+        place: where that consumer sleeps, once it did.
+    """
+
+    place: threading.Lock | None
+
+    @property
+    def answered(self) -> bool:
+        """Whether it is there, or why it never will be."""
+
+
 class Waits:
     """The waits for one crew's workers.
 
@@ -79,6 +94,8 @@ class Waits:
         self.lock = threading.Condition(lock)  # type: ignore[arg-type]
         self._sleepers = Sleepers(lock)
         self._driver: int | None = None
+        # Among consumers that wait for what is theirs: the one that drives, or the place of the one woken to.
+        self._turn: object = None
         self.begun_s: list[float] = []
         self.waited_s = 0.0
         self._interrupted_s = -math.inf  # Ctrl-C ended the waits that had begun by then
@@ -103,10 +120,7 @@ class Waits:
                 "this feed was started in another process, of which this one is a fork: build a feed of its own here"
             )
 
-    def wait_for(
-        self, ready: Callable[[], T | None], timeout_s: float | None, served: Callable[[], bool] | None,
-        since: Callable[[], float] | None,
-    ) -> T:  # fmt: skip
+    def wait_for(self, ready: Callable[[], T | None], timeout_s: float | None) -> T:
         """See ``Crew.wait_for``."""
         self.refuse_fork()
         start = time.monotonic()
@@ -119,14 +133,81 @@ class Waits:
                     self._check(start)
                     self._bury_abandoned()
                     value = ready()
-                    now_s = time.monotonic()
-                    counted_s = now_s - (start if since is None else max(start, since()))
+                    waited_s = time.monotonic() - start
                     if value is not None:
-                        self._succeeded(now_s - start, counted_s, limit)
+                        patience.ends(waited_s)
+                        self.waited_s += waited_s
+                        self._crew.served()
                         return value
-                    self._drive(patience.left(counted_s), served)
+                    self._drive(patience.left(waited_s))
             finally:
                 self._leave(start)
+
+    def wait_for_answer(self, ask: Callable[[], A], since: Callable[[A], float]) -> A:
+        """See ``Crew.wait_for_answer``. Who sleeps meanwhile leaves without the lock, which the driver may hold."""
+        self.refuse_fork()
+        start = time.monotonic()
+        patience = _Patience(self._crew, self._timeout_s)
+        awaited: A | None = None
+        self.begun_s.append(start)
+        try:
+            with self.lock:
+                awaited = ask()
+                left_s = self._take_turn(awaited, start, patience, since)
+            while not awaited.answered:
+                assert awaited.place is not None
+                sleep(awaited.place, left_s)
+                if not awaited.answered:
+                    with self.lock:
+                        left_s = self._take_turn(awaited, start, patience, since)
+            if self._timeout_s is not None:
+                patience.ends(time.monotonic() - max(start, since(awaited)))
+            return awaited
+        finally:
+            self.begun_s.remove(start)
+            if awaited is not None and awaited.place is not None:
+                self._rise(awaited.place, woken=awaited.answered)
+
+    def _take_turn(self, awaited: A, start: float, patience: _Patience, since: Callable[[A], float]) -> float | None:
+        """Drive until it is answered; where another does, lie down. How long to sleep there. The lock is held."""
+
+        def left_s() -> float | None:
+            self._check(start)
+            return patience.left(time.monotonic() - max(start, since(awaited)))
+
+        self._sleepers.wake_served()  # who asked may have failed what others wait for
+        self._refuse_itself()
+        if awaited.place is not None:
+            self._sleepers.rise(awaited.place)
+        if self._turn is not None and self._turn is not awaited.place:
+            if awaited.answered:
+                return None
+            for_s = left_s()
+            awaited.place = self._sleepers.lie_down()
+            return for_s
+        self._turn = awaited
+        try:
+            while not awaited.answered:
+                self._bury_abandoned()
+                self._drive(left_s())
+        finally:
+            self._turn = self._sleepers.wake_one()
+            self._sleepers.wake_served()
+        return None
+
+    def _rise(self, place: threading.Lock, *, woken: bool) -> None:
+        """Who slept there is off, and has another drive if it was woken to."""
+        if woken and self._turn is not place:
+            return
+        with self.lock:
+            self._sleepers.rise(place)
+            if self._turn is place:
+                self._turn = self._sleepers.wake_one()
+
+    def hand_over(self, awaited: Awaited) -> None:
+        """Have who waits for it woken, once the present driver is done. The lock is held."""
+        if awaited.place is not None:
+            self._sleepers.serve(awaited.place)
 
     def _check(self, start: float) -> None:
         if start <= self._interrupted_s:
@@ -134,35 +215,34 @@ class Waits:
         if self._crew.closed:
             raise FeedClosed("the feed was closed while it was being read")
 
-    def _succeeded(self, waited_s: float, counted_s: float, limit_s: float | None) -> None:
-        if limit_s is not None and counted_s > limit_s:
-            log.warning("an element took %.1f s, more than timeout=%s", counted_s, limit_s)
-        self.waited_s += waited_s
-        self._crew.served()
-
     def _leave(self, start: float) -> None:
         self.begun_s.remove(start)
-        self._sleepers.wake_served()  # what was done meanwhile may have failed the units of others
+        self._sleepers.stir()  # what was done meanwhile may have failed the units of others
+        self._sleepers.wake_served()
         if self._driver is None:
             self._sleepers.wake_one()
 
-    def _drive(self, timeout_s: float | None, served: Callable[[], bool] | None = None) -> None:
-        """Wait for events, or for the consumer that does. The lock is held, but for the wait itself."""
+    def _refuse_itself(self) -> None:
         if self._driver == threading.get_ident():
             raise MpfeedError("a source read the very feed it makes: it would wait for itself")
+
+    def _drive(self, timeout_s: float | None) -> None:
+        """Wait for events, or for the consumer that does. The lock is held, but for the wait itself."""
+        self._refuse_itself()
         if self._driver is not None:
-            self._sleepers.wait(timeout_s, served)
+            self._sleepers.wait(timeout_s)
             return
         self._wait_for_events(self._crew.engine(), timeout_s)
         if not self._crew.closed:
             self._crew.take_events()
-            self._sleepers.wake_served()
+            self._sleepers.stir()
 
     def _wait_for_events(self, engine: Engine, timeout_s: float | None) -> None:
         self._driver = threading.get_ident()
         try:
             self.lock.release()
             try:
+                self._sleepers.wake_served()
                 engine.wait(None if timeout_s is None else min(timeout_s, _LONGEST_S))
             finally:
                 self.lock.acquire()
@@ -234,6 +314,11 @@ class _Patience:
         self._crew = crew
         self._limit_s = limit_s
         self._warned = False
+
+    def ends(self, waited_s: float) -> None:
+        """The wait was successful, after so long."""
+        if self._limit_s is not None and waited_s > self._limit_s:
+            log.warning("an element took %.1f s, more than timeout=%s", waited_s, self._limit_s)
 
     def left(self, waited_s: float) -> float | None:
         """Seconds until somebody should look again; None: no need to. The lock is held."""

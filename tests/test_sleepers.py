@@ -7,33 +7,40 @@ from collections.abc import Callable
 
 from streams import eventually
 
-from mpfeed._sleepers import Sleepers
+from mpfeed._sleepers import Sleepers, sleep
 from mpfeed._uncollected import UncollectedLock
 
 
 class Asleep:
-    """Threads asleep under one lock, by name."""
+    """Threads asleep under one lock, by name: two of them until what is theirs is there, one until anything is."""
 
-    def __init__(self, served: dict[str, Callable[[], bool] | None]) -> None:
+    def __init__(self) -> None:
         self.lock = UncollectedLock()
         self.sleepers = Sleepers(self.lock)
         self.woken: list[str] = []
-        self.threads = []
-        for name, fulfilled in served.items():
-            begun = threading.Event()
-            thread = threading.Thread(target=self._sleep, args=(name, fulfilled, begun), daemon=True)
-            thread.start()
-            assert begun.wait(10)
-            with self.lock:  # it has given the lock up, so that it is asleep
-                self.threads.append(thread)
+        self.places: dict[str, threading.Lock] = {}
+        self.threads = [self._begin(name) for name in ("a", "b", "any")]
 
-    def _sleep(self, name: str, served: Callable[[], bool] | None, begun: threading.Event) -> None:
+    def _begin(self, name: str) -> threading.Thread:
+        begun = threading.Event()
+        thread = threading.Thread(target=self._sleep, args=(name, begun), daemon=True)
+        thread.start()
+        assert begun.wait(10)
+        with self.lock:  # it has given the lock up, so that it is asleep
+            return thread
+
+    def _sleep(self, name: str, begun: threading.Event) -> None:
         with self.lock:
             begun.set()
-            self.sleepers.wait(10, served)
-            self.woken.append(name)
+            if name == "any":
+                self.sleepers.wait(10)
+                self.woken.append(name)
+                return
+            place = self.places[name] = self.sleepers.lie_down()
+        assert sleep(place, 10)
+        self.woken.append(name)
 
-    def after(self, wake: Callable[[], None], count: int) -> list[str]:
+    def after(self, wake: Callable[[], object], count: int) -> list[str]:
         """Who woke, of whom so many are expected."""
         with self.lock:
             wake()
@@ -41,18 +48,29 @@ class Asleep:
         return sorted(self.woken)
 
 
-def test_only_those_are_woken_for_whom_there_may_be_something() -> None:
-    answered: set[str] = set()
-    asleep = Asleep({"a": lambda: "a" in answered, "b": lambda: "b" in answered, "unknown": None})
-    answered.add("b")
-    assert asleep.after(asleep.sleepers.wake_served, 2) == ["b", "unknown"]
-    assert asleep.after(asleep.sleepers.wake_served, 2) == ["b", "unknown"]
-    assert asleep.after(asleep.sleepers.wake_all, 3) == ["a", "b", "unknown"]
+def test_who_is_served_is_woken_and_none_of_the_others() -> None:
+    asleep = Asleep()
+    asleep.sleepers.serve(asleep.places["b"])
+    assert asleep.after(asleep.sleepers.wake_served, 1) == ["b"]
+    asleep.sleepers.stir()
+    assert asleep.after(asleep.sleepers.wake_served, 2) == ["any", "b"]
+    assert asleep.after(asleep.sleepers.wake_all, 3) == ["a", "any", "b"]
 
 
 def test_the_last_that_fell_asleep_is_woken_to_drive() -> None:
-    asleep = Asleep({"a": lambda: False, "b": lambda: False})
-    assert asleep.after(asleep.sleepers.wake_one, 1) == ["b"]
-    assert asleep.after(asleep.sleepers.wake_one, 2) == ["a", "b"]
+    asleep = Asleep()
+    assert asleep.after(asleep.sleepers.wake_one, 1) == ["any"]
+    assert asleep.after(asleep.sleepers.wake_one, 2) == ["any", "b"]
+    assert asleep.after(asleep.sleepers.wake_one, 3) == ["a", "any", "b"]
     with asleep.lock:
-        asleep.sleepers.wake_one()  # nobody is left
+        assert asleep.sleepers.wake_one() is None  # nobody is left
+
+
+def test_who_rises_is_neither_served_nor_woken_to_drive() -> None:
+    sleepers = Sleepers(UncollectedLock())
+    place = sleepers.lie_down()
+    sleepers.rise(place)
+    sleepers.serve(place)
+    sleepers.wake_served()
+    assert sleepers.wake_one() is None
+    assert not sleep(place, 0)
