@@ -32,11 +32,6 @@ def taken(sample: Any) -> tuple[list[Any], tuple[bool, ...], Treespec]:
     return arrays, weak, treespec
 
 
-def packed(element: Any, allocator: Allocator, *, goes_on: bool = False) -> Payload:
-    """One element as a message of its own; with ``goes_on`` more of the user's code runs before it leaves."""
-    return pack(*taken(element), allocator, goes_on=goes_on)
-
-
 class Batch:
     """Samples on their way to one batch: stacked at once, or kept for the user's collate.
 
@@ -91,7 +86,7 @@ class Batch:
         """The batch; what collate raises passes through."""
         if self._stack is None:
             assert self._collate is not None
-            return packed(self._collate(self._kept), self._allocator)
+            return pack(*taken(self._collate(self._kept)), self._allocator)
         return as_element(self._stack.finish())
 
 

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 from streams import digest, leaves
 
 import mpfeed
-from mpfeed._collating import packed
+from mpfeed._errors import SignatureError
 from mpfeed._layout import ALIGNMENT, Allocator, pack, unpack
 from mpfeed._leaves import as_leaf, leaves_of
 from mpfeed._packing import Packing
@@ -196,6 +196,15 @@ ALIKE = [
     {"x": np.array(["text"]), "n": np.int8(4)},
     {"x": np.ones(3, ml_dtypes.bfloat16), "n": np.bool_(True)},
     {"x": np.zeros(3, ml_dtypes.bfloat16), "n": np.bool_(False)},
+    {"x": b"words", "n": 1.5},
+    {"x": b"text", "n": -2.5},
+    {"x": True, "n": 2**63},
+    {"x": False, "n": 2**64 - 1},
+    {"x": False, "n": -1},
+    {"x": 1j, "n": 2**63 - 1},
+    {"x": 2j, "n": -(2**63)},
+    (),
+    ((), np.ones(3)),
     (np.zeros(3, "M8[s]"),),
     (np.ones(3, "M8[s]"),),
     (np.ones(3, "M8[ms]"),),
@@ -216,12 +225,40 @@ def test_an_element_after_another_is_packed_as_it_would_be_alone(flat: bool) -> 
     for before in ALIKE:
         for element in ALIKE:
             packing = Packing(heap)
-            for made in (before, element):
+            for made in (before, element, before, element):
                 payload = packing.pack_leaves(*flatten(made)) if flat else packing.pack(made)
-            alone = packed(element, heap)
+            values, treespec = flatten(element)
+            alone = pack(*leaves_of(values, treespec), treespec, heap)
             assert payload.layout.key() == alone.layout.key()
             assert payload.texts == alone.texts
+            assert len(payload.regions) == len(alone.regions)
             assert digest([unpack(payload, payload.regions)]) == digest([unpack(alone, alone.regions)])
+
+
+class Full(Heap):
+    """Memory that is full now and then."""
+
+    full = False
+
+    def allocate(self, nbytes: int) -> Any:
+        if self.full:
+            raise MemoryError
+        return super().allocate(nbytes)
+
+
+def test_an_element_that_could_not_be_packed_leaves_nothing_for_the_next() -> None:
+    memory = Full(adopts=False)
+    packing = Packing(memory)
+    packing.pack({"a": np.ones(3), "b": np.ones(2)})
+    with pytest.raises(SignatureError):
+        packing.pack({"b": np.ones(3), "c": None})
+    memory.full = True
+    with pytest.raises(MemoryError):
+        packing.pack({"c": np.ones(3), "d": np.ones(2)})
+    memory.full = False
+    for keys in ("bc", "cd"):
+        payload = packing.pack({keys[0]: np.zeros(3), keys[1]: np.ones(2)})
+        assert payload.layout.treespec.entries() == list(keys)
 
 
 def test_an_array_that_lies_in_shared_memory_is_not_copied_after_one_that_did_not() -> None:
