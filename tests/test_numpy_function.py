@@ -457,3 +457,32 @@ def test_arguments_may_be_namedtuples_that_no_worker_can_import(backend: Backend
     points = tf.data.Dataset.from_tensor_slices(point(tf.range(40, dtype=tf.int64), tf.ones(40, tf.int64)))
     function = keep(mpfeed.numpy_function(lambda p: p.x + p.y, INT, backend=backend, workers=1))
     assert ints(points.map(function)) == list(range(1, 41))
+
+
+def test_calls_that_ctrl_c_cut_short_in_process_take_no_room_from_those_after(keep: Keep) -> None:
+    def cut_short(x: Any) -> Any:
+        if x < 0:
+            raise KeyboardInterrupt
+        return x
+
+    function = keep(mpfeed.numpy_function(cut_short, INT, backend="inprocess"))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            function.call((np.int64(-1),))
+    assert function.call((np.int64(5),))[0] == 5
+
+
+def test_a_function_that_calls_itself_in_process_is_told_so_and_runs_no_more_often_than_it_is_called(
+    keep: Keep,
+) -> None:
+    runs = []
+
+    def itself(x: Any) -> Any:
+        runs.append(x)
+        with pytest.raises(mpfeed.MpfeedError, match="wait for itself"):
+            made.call((x,))
+        return x
+
+    made = keep(mpfeed.numpy_function(itself, INT, backend="inprocess"))
+    assert [made.call((np.int64(i),))[0] for i in range(3)] == [0, 1, 2]
+    assert runs == [0, 1, 2]

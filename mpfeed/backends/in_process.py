@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from mpfeed._messages import Arrived, Drop, Event, Joined, Request, StartFailed
+from mpfeed._messages import Arrived, Calls, Drop, Event, Joined, Reply, Request, StartFailed
 from mpfeed._opening import Opening
 from mpfeed._producer import Producer, Work
 from mpfeed._serialize import failure_of
@@ -108,7 +108,13 @@ class _Inline:
                 return
             self._messages.popleft()
             if wanted or isinstance(message, Drop):
-                self._events.extend(_answer(self._producer, 0, message))
+                try:
+                    self._events.extend(_answer(self._producer, 0, message))
+                except BaseException as error:  # Ctrl-C, which is the caller's
+                    if isinstance(message, Calls):  # its place is free again, and who waits for it hears why
+                        failure = failure_of(error, "a call", remote=False)
+                        self._events.append(Arrived(0, Reply(message.number, failure=failure)))
+                    raise
         if not self._events:
             self._woken.wait(timeout_s)
         self._woken.clear()
