@@ -53,6 +53,11 @@ class Call:
         """Whether ``result`` gives or raises something."""
         return self.parcel is not None or self.error is not None
 
+    @property
+    def failed(self) -> bool:
+        """Whether ``result`` raises something."""
+        return self.error is not None
+
     def result(self) -> Parcel:
         """What it came to, once it is answered; raises what it failed with."""
         if self.error is not None:
@@ -88,7 +93,6 @@ class CallRun:
         self._most = _MOST_CALLS if together else 1
         self._calls = 0
         self._waiting: deque[Call] = deque()
-        self._full = False  # all workers have as much in hand as they may, until one answers
         self._took_s: deque[float] = deque(maxlen=_REMEMBERED)  # by a call of the latest messages
         self._heard_s = -math.inf  # when the latest answer came
 
@@ -116,8 +120,7 @@ class CallRun:
         self._calls += 1
         call = Call(self._calls, arguments)
         self._waiting.append(call)
-        if not self._full:
-            self._send_waiting()
+        self._send_waiting()
         return call
 
     def since(self, call: Call) -> float:
@@ -125,11 +128,9 @@ class CallRun:
         return min(call.sent_s, self._heard_s)
 
     def _send_waiting(self) -> None:
-        self._full = False
         while self._waiting:
             worker = self.crew.roster.freest()
             if self.crew.roster.load(worker) >= (1 if self.crew.exact else AHEAD):
-                self._full = True
                 return
             calls = deque(self._waiting.popleft() for _ in range(self._gathered()))
             self.crew.submit(self, Message(calls, len(calls)), worker)

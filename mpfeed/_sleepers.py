@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 
@@ -16,6 +15,9 @@ class Sleepers:
 
     Args:
         lock: the crew's.
+
+    Attributes:
+        called: the place of the one that was woken to drive, until it rises.
     """
 
     def __init__(self, lock: UncollectedLock) -> None:
@@ -23,6 +25,7 @@ class Sleepers:
         # The value says whether any event may be for it; if not, it is woken for what is its own.
         self._asleep: dict[threading.Lock, bool] = {}
         self._served: deque[threading.Lock] = deque()
+        self.called: threading.Lock | None = None
 
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something has come for anybody, or for so long."""
@@ -35,7 +38,10 @@ class Sleepers:
             self.rise(place)
 
     def lie_down(self, *, stirs: bool = False) -> threading.Lock:
-        """A place to ``sleep`` at once the lock is given up; ``stirs``: until anything comes, rather than ``serve``."""
+        """A place to ``sleep`` at, as soon as the lock is given up.
+
+        With ``stirs`` whatever comes wakes who sleeps there, else only what is its own.
+        """
         place = threading.Lock()
         place.acquire()
         self._asleep[place] = stirs
@@ -44,6 +50,8 @@ class Sleepers:
     def rise(self, place: threading.Lock) -> None:
         """Who slept there is awake."""
         self._asleep.pop(place, None)
+        if self.called is place:
+            self.called = None
 
     def serve(self, place: threading.Lock) -> None:
         """Who sleeps there, or is about to, is among those to be woken by ``wake_served``."""
@@ -52,22 +60,25 @@ class Sleepers:
 
     def wake_served(self) -> None:
         """Wake those that were served. With the lock or, just before their waker gives up the GIL, without."""
-        with contextlib.suppress(IndexError):  # another thread may have taken the last
-            while True:
-                self._served.popleft().release()
+        while self._served:
+            try:
+                place = self._served.popleft()
+            except IndexError:  # another thread took the last
+                return
+            place.release()
 
     def stir(self) -> None:
         """Serve those for whom anything that came may be."""
         for place in [place for place, stirs in self._asleep.items() if stirs]:
             self.serve(place)
 
-    def wake_one(self) -> threading.Lock | None:
+    def call_one(self) -> None:
         """Wake one, to drive: the last that lay down. Its own is the furthest off, so it drives the longest."""
         place = next(reversed(self._asleep), None)
         if place is not None:
             del self._asleep[place]
+            self.called = place
             place.release()
-        return place
 
     def wake_all(self) -> None:
         """Wake everyone: what they wait for will not come as it used to."""

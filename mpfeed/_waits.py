@@ -6,7 +6,7 @@ waits meanwhile sleeps until there may be something for it, or until it is its t
 
 from __future__ import annotations
 
-import logging
+import functools
 import math
 import os
 import threading
@@ -15,27 +15,21 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from mpfeed import _interrupts
-from mpfeed._errors import FeedClosed, FeedTimeout, MpfeedError
+from mpfeed._errors import FeedClosed, MpfeedError
+from mpfeed._patience import Patience, Working
 from mpfeed._sleepers import Sleepers, sleep
 from mpfeed._uncollected import UncollectedLock
 from mpfeed.backends.base import GRACE_S, Engine
 
 T = TypeVar("T")
 A = TypeVar("A", bound="Awaited")
-log = logging.getLogger("mpfeed")
 
-# Without a timeout, a wait of this long is worth a word.
-SILENCE_S = 60.0
 # poll() takes 24 days at most, and `timeout=` may be more.
 _LONGEST_S = 1e6
 
 
-class Driven(Protocol):
+class Driven(Working, Protocol):
     """What waiting needs of the crew. All but ``wake`` are called with the lock held."""
-
-    @property
-    def remote(self) -> bool:
-        """Whether the workers run elsewhere than in this process."""
 
     @property
     def closed(self) -> bool:
@@ -56,9 +50,6 @@ class Driven(Protocol):
     def served(self) -> None:
         """A wait was successful."""
 
-    def overdue(self, waited_s: float) -> str:
-        """What the workers are doing, in words."""
-
 
 class Awaited(Protocol):
     """What is meant for one consumer and nobody else.
@@ -73,6 +64,10 @@ class Awaited(Protocol):
     def answered(self) -> bool:
         """Whether it is there, or why it never will be."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether it never will be."""
+
 
 class Waits:
     """The waits for one crew's workers.
@@ -84,7 +79,7 @@ class Waits:
     Attributes:
         lock: the crew's; notified when a driver has left.
         begun_s: when each of the present waits began.
-        waited_s: seconds that all consumers have waited, over all elements.
+        waited_s: seconds that all consumers have waited in ``wait_for``, over all elements.
     """
 
     def __init__(self, crew: Driven, timeout_s: float | None) -> None:
@@ -94,8 +89,6 @@ class Waits:
         self.lock = threading.Condition(lock)  # type: ignore[arg-type]
         self._sleepers = Sleepers(lock)
         self._driver: int | None = None
-        # Among consumers that wait for what is theirs: the one that drives, or the place of the one woken to.
-        self._turn: object = None
         self.begun_s: list[float] = []
         self.waited_s = 0.0
         self._interrupted_s = -math.inf  # Ctrl-C ended the waits that had begun by then
@@ -123,89 +116,89 @@ class Waits:
     def wait_for(self, ready: Callable[[], T | None], timeout_s: float | None) -> T:
         """See ``Crew.wait_for``."""
         self.refuse_fork()
-        start = time.monotonic()
-        limit = timeout_s if timeout_s is not None else self._timeout_s
-        patience = _Patience(self._crew, limit)
+        patience = Patience(self._crew, timeout_s if timeout_s is not None else self._timeout_s)
+        start = patience.begun_s
         with self.lock:
             self.begun_s.append(start)
             try:
                 while True:
                     self._check(start)
                     self._bury_abandoned()
-                    value = ready()
-                    waited_s = time.monotonic() - start
-                    if value is not None:
-                        patience.ends(waited_s)
-                        self.waited_s += waited_s
+                    if (value := ready()) is not None:
+                        patience.rewarded()
+                        self.waited_s += time.monotonic() - start
                         self._crew.served()
                         return value
-                    self._drive(patience.left(waited_s))
+                    self._drive(patience.left())
             finally:
                 self._leave(start)
 
     def wait_for_answer(self, ask: Callable[[], A], since: Callable[[A], float]) -> A:
         """See ``Crew.wait_for_answer``. Who sleeps meanwhile leaves without the lock, which the driver may hold."""
         self.refuse_fork()
-        start = time.monotonic()
-        patience = _Patience(self._crew, self._timeout_s)
+        patience = Patience(self._crew, self._timeout_s)
         awaited: A | None = None
-        self.begun_s.append(start)
+        self.begun_s.append(patience.begun_s)
         try:
             with self.lock:
-                awaited = ask()
-                left_s = self._take_turn(awaited, start, patience, since)
+                awaited = self._asked(ask)
+                patience.since = functools.partial(since, awaited)
+                left_s = self._take_turn(awaited, patience)
             while not awaited.answered:
                 assert awaited.place is not None
                 sleep(awaited.place, left_s)
                 if not awaited.answered:
                     with self.lock:
-                        left_s = self._take_turn(awaited, start, patience, since)
-            if self._timeout_s is not None:
-                patience.ends(time.monotonic() - max(start, since(awaited)))
+                        left_s = self._take_turn(awaited, patience)
+            if self._timeout_s is not None and not awaited.failed:
+                patience.rewarded()
             return awaited
         finally:
-            self.begun_s.remove(start)
-            if awaited is not None and awaited.place is not None:
-                self._rise(awaited.place, woken=awaited.answered)
+            try:
+                if awaited is not None and awaited.place is not None:
+                    self._rise(awaited.place, woken=awaited.answered)
+            finally:
+                self.begun_s.remove(patience.begun_s)
 
-    def _take_turn(self, awaited: A, start: float, patience: _Patience, since: Callable[[A], float]) -> float | None:
-        """Drive until it is answered; where another does, lie down. How long to sleep there. The lock is held."""
-
-        def left_s() -> float | None:
-            self._check(start)
-            return patience.left(time.monotonic() - max(start, since(awaited)))
-
-        self._sleepers.wake_served()  # who asked may have failed what others wait for
+    def _asked(self, ask: Callable[[], A]) -> A:
         self._refuse_itself()
+        try:
+            return ask()
+        finally:
+            self._sleepers.wake_served()  # who asks may fail what others wait for
+
+    def _take_turn(self, awaited: Awaited, patience: Patience) -> float | None:
+        """Drive until it is answered; where another does, lie down. How long to sleep there. The lock is held."""
         if awaited.place is not None:
             self._sleepers.rise(awaited.place)
-        if self._turn is not None and self._turn is not awaited.place:
+        if self._driver is not None or self._sleepers.called is not None:
             if awaited.answered:
                 return None
-            for_s = left_s()
+            self._check(patience.begun_s)
+            left_s = patience.left()
             awaited.place = self._sleepers.lie_down()
-            return for_s
-        self._turn = awaited
+            return left_s
         try:
             while not awaited.answered:
+                self._check(patience.begun_s)
                 self._bury_abandoned()
-                self._drive(left_s())
+                self._drive(patience.left())
         finally:
-            self._turn = self._sleepers.wake_one()
+            self._sleepers.call_one()
             self._sleepers.wake_served()
         return None
 
     def _rise(self, place: threading.Lock, *, woken: bool) -> None:
-        """Who slept there is off, and has another drive if it was woken to."""
-        if woken and self._turn is not place:
+        """Who slept there is off, and has another drive if it was called to."""
+        if woken and self._sleepers.called is not place:
             return
         with self.lock:
             self._sleepers.rise(place)
-            if self._turn is place:
-                self._turn = self._sleepers.wake_one()
+            if self._driver is None and self._sleepers.called is None:
+                self._sleepers.call_one()
 
     def hand_over(self, awaited: Awaited) -> None:
-        """Have who waits for it woken, once the present driver is done. The lock is held."""
+        """Have who waits for it woken, when whoever holds the lock gives it up."""
         if awaited.place is not None:
             self._sleepers.serve(awaited.place)
 
@@ -220,7 +213,7 @@ class Waits:
         self._sleepers.stir()  # what was done meanwhile may have failed the units of others
         self._sleepers.wake_served()
         if self._driver is None:
-            self._sleepers.wake_one()
+            self._sleepers.call_one()
 
     def _refuse_itself(self) -> None:
         if self._driver == threading.get_ident():
@@ -257,6 +250,7 @@ class Waits:
         """Take what has happened, or happens within this time, where nobody else does. The lock is held."""
         if self._driver is None and not self._crew.closed:
             self._drive(timeout_s)
+            self._sleepers.wake_served()
 
     def interrupt(self, until_s: float, *, unheard: bool) -> None:
         """End the waits that began by then with ``Interrupted``. Any thread."""
@@ -303,35 +297,3 @@ class Waits:
                 self.lock.wait_for(lambda: self._driver is None, GRACE_S)
             if self._driver is None:
                 self._crew.stop()
-
-
-class _Patience:
-    """How long a wait may still last; it ends in ``FeedTimeout``, or says after a while that it is long."""
-
-    __slots__ = ("_crew", "_limit_s", "_warned")
-
-    def __init__(self, crew: Driven, limit_s: float | None) -> None:
-        self._crew = crew
-        self._limit_s = limit_s
-        self._warned = False
-
-    def ends(self, waited_s: float) -> None:
-        """The wait was successful, after so long."""
-        if self._limit_s is not None and waited_s > self._limit_s:
-            log.warning("an element took %.1f s, more than timeout=%s", waited_s, self._limit_s)
-
-    def left(self, waited_s: float) -> float | None:
-        """Seconds until somebody should look again; None: no need to. The lock is held."""
-        limit_s = self._limit_s
-        if limit_s is not None:
-            if waited_s < limit_s:
-                return limit_s - waited_s
-            if self._crew.remote:
-                raise FeedTimeout(self._crew.overdue(waited_s))
-            return None  # the source runs in this process: it must be let run to come to an end
-        if not self._warned and waited_s >= SILENCE_S:
-            self._warned = True
-            log.warning("%s", self._crew.overdue(waited_s))
-        if not self._crew.remote:
-            return None
-        return SILENCE_S if self._warned else SILENCE_S - waited_s

@@ -153,7 +153,7 @@ def test_a_wait_counts_from_the_moment_it_is_told(since_s: float, fails: bool) -
         assert crew.wait_for_answer(lambda: call, lambda _: since_s).answered
 
 
-class Driven(Scripted):
+class Gated(Scripted):
     """An engine in which a driver waits until the test lets it go on."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Driven(Scripted):
 
     def wait(self, timeout_s: float | None) -> None:
         self.drivers.put(threading.current_thread().name)
-        self.go_on.get(timeout=10)
+        self.go_on.get(timeout=60)  # longer than the test, which no mishap may help on
 
     def stacks(self) -> dict[int, str]:
         return {}
@@ -173,12 +173,14 @@ class Callers:
     """Threads that each make a call, by name: the first drives, the others lie down after it."""
 
     def __init__(self, *names: str) -> None:
-        self.engine: Any = Driven()
+        self.engine: Any = Gated()
         self.crew = crew_of(self.engine, 1, timeout_s=0.0)
         self.run = CallRun(self.crew, together=False)
         self.overdue: set[str] = set()
         self.came_to: dict[str, object] = {}
-        self.threads = {name: threading.Thread(target=self._call, args=(name,), name=name) for name in names}
+        self.threads = {
+            name: threading.Thread(target=self._call, args=(name,), name=name, daemon=True) for name in names
+        }
         for count, thread in enumerate(self.threads.values(), 1):
             thread.start()
             assert eventually(functools.partial(self._asked, count), 10)
@@ -206,6 +208,10 @@ class Callers:
         """The worker answers its so manieth message, which the present driver hears."""
         self.engine.coming.append(answer(self.engine.sent[number].number))
         self.engine.go_on.put(None)
+
+    def fail(self, number: int) -> None:
+        """A unit is given up. The crew's lock is held."""
+        self.run.fail(self.crew.roster[0].unanswered.pop(number).unit, MpfeedError("given up"))
 
     def ended(self, name: str) -> object:
         """What a thread's call came to."""
@@ -266,6 +272,100 @@ def test_what_is_answered_at_once_does_not_wait_for_the_driver_and_is_not_to_dri
     assert callers.engine.drivers.get(timeout=10) == "b"
     callers.answer(1)
     assert isinstance(callers.ended("b"), Call)
+
+
+def test_all_who_are_answered_together_with_the_driver_are_woken() -> None:
+    callers = Callers("a", "b")
+    callers.engine.coming.append(answer(callers.engine.sent[1].number))
+    callers.answer(0)
+    assert isinstance(callers.ended("a"), Call)
+    assert isinstance(callers.ended("b"), Call)
+
+
+def test_who_is_failed_by_one_that_asks_is_woken_while_another_drives() -> None:
+    callers = Callers("a", "b")
+
+    def ask() -> Call:
+        callers.fail(2)
+        raise MpfeedError("no more")
+
+    with pytest.raises(MpfeedError, match="no more"):
+        callers.crew.wait_for_answer(ask, lambda _: math.inf)
+    assert isinstance(callers.ended("b"), Call)
+    callers.answer(0)
+    assert isinstance(callers.ended("a"), Call)
+
+
+def test_who_is_answered_leaves_though_another_holds_the_lock() -> None:
+    callers = Callers("a", "b")
+    with callers.crew.lock:
+        callers.fail(2)
+        callers.crew.hand_over(Call(9, None))  # of nobody
+        callers.crew._waits._sleepers.wake_served()
+        assert isinstance(callers.ended("b"), Call)
+    callers.answer(0)
+    assert isinstance(callers.ended("a"), Call)
+
+
+def test_a_caller_that_is_answered_as_it_is_called_to_drive_has_another_drive(monkeypatch: pytest.MonkeyPatch) -> None:
+    callers: Callers
+
+    def answered_late(place: threading.Lock, timeout_s: float | None) -> bool:
+        woken = sleep(place, timeout_s)
+        if threading.current_thread().name == "c":
+            with callers.crew.lock:
+                callers.fail(3)
+        return woken
+
+    monkeypatch.setattr("mpfeed._waits.sleep", answered_late)
+    callers = Callers("a", "b", "c")
+    callers.answer(0)
+    assert isinstance(callers.ended("c"), Call)
+    assert isinstance(callers.ended("a"), Call)
+    assert callers.engine.drivers.get(timeout=10) == "b"
+    callers.answer(1)
+    assert isinstance(callers.ended("b"), Call)
+
+
+def test_a_caller_that_looked_up_while_another_drives_lies_down_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, lies = threading.Event(), threading.Event()
+
+    def impatient(place: threading.Lock, timeout_s: float | None) -> bool:
+        if threading.current_thread().name == "b":
+            if not looked.is_set():
+                looked.set()
+                return False
+            lies.set()
+        return sleep(place, timeout_s)
+
+    monkeypatch.setattr("mpfeed._waits.sleep", impatient)
+    callers = Callers("a", "b")
+    assert lies.wait(10)
+    callers.answer(0)
+    assert isinstance(callers.ended("a"), Call)
+    assert callers.engine.drivers.get(timeout=10) == "b"
+    callers.answer(1)
+    assert isinstance(callers.ended("b"), Call)
+
+
+def test_a_worker_that_comes_back_is_given_calls_though_the_others_have_all_they_may() -> None:
+    engine: Any = Scripted()
+    crew = crew_of(engine, 2)
+    run = CallRun(crew, together=False)
+    asked(run, 2)
+    with crew.lock:
+        crew.take_events()
+        engine.alive.discard(1)
+        engine.coming.append(Died(1, "lost its machine", deserted=True))
+        crew.take_events()
+        back, engine.coming = engine.coming, []
+    asked(run, 3)
+    assert engine.to == [0, 1, 0]
+    with crew.lock:
+        engine.coming = back
+        crew.take_events()
+    asked(run)
+    assert engine.to == [0, 1, 0, 1, 1]
 
 
 def test_one_slow_call_among_quick_ones_makes_messages_small_for_a_while() -> None:

@@ -40,6 +40,10 @@ class Asleep:
         assert sleep(place, 10)
         self.woken.append(name)
 
+    def called(self) -> threading.Lock | None:
+        """The place of who is to drive."""
+        return self.sleepers.called
+
     def after(self, wake: Callable[[], object], count: int) -> list[str]:
         """Who woke, of whom so many are expected."""
         with self.lock:
@@ -50,27 +54,36 @@ class Asleep:
 
 def test_who_is_served_is_woken_and_none_of_the_others() -> None:
     asleep = Asleep()
-    asleep.sleepers.serve(asleep.places["b"])
+    with asleep.lock:
+        asleep.sleepers.serve(asleep.places["b"])
     assert asleep.after(asleep.sleepers.wake_served, 1) == ["b"]
-    asleep.sleepers.stir()
+    with asleep.lock:
+        asleep.sleepers.stir()
     assert asleep.after(asleep.sleepers.wake_served, 2) == ["any", "b"]
     assert asleep.after(asleep.sleepers.wake_all, 3) == ["a", "any", "b"]
 
 
-def test_the_last_that_fell_asleep_is_woken_to_drive() -> None:
+def test_the_last_that_fell_asleep_is_called_to_drive_until_it_rises() -> None:
     asleep = Asleep()
-    assert asleep.after(asleep.sleepers.wake_one, 1) == ["any"]
-    assert asleep.after(asleep.sleepers.wake_one, 2) == ["any", "b"]
-    assert asleep.after(asleep.sleepers.wake_one, 3) == ["a", "any", "b"]
+    assert asleep.after(asleep.sleepers.call_one, 1) == ["any"]
+    assert asleep.called() is None  # it rose
+    assert asleep.after(asleep.sleepers.call_one, 2) == ["any", "b"]
     with asleep.lock:
-        assert asleep.sleepers.wake_one() is None  # nobody is left
+        assert asleep.called() is asleep.places["b"]
+        asleep.sleepers.rise(asleep.places["b"])
+    assert asleep.after(asleep.sleepers.call_one, 3) == ["a", "any", "b"]
+    with asleep.lock:
+        asleep.sleepers.rise(asleep.places["a"])
+        asleep.sleepers.call_one()  # nobody is left
+        assert asleep.called() is None
 
 
-def test_who_rises_is_neither_served_nor_woken_to_drive() -> None:
+def test_who_rises_is_neither_served_nor_called_to_drive() -> None:
     sleepers = Sleepers(UncollectedLock())
     place = sleepers.lie_down()
     sleepers.rise(place)
     sleepers.serve(place)
     sleepers.wake_served()
-    assert sleepers.wake_one() is None
+    sleepers.call_one()
+    assert sleepers.called is None
     assert not sleep(place, 0)
