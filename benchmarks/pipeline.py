@@ -11,6 +11,9 @@ The rows ``calls`` map one function over an image of 150 kB that is there alread
 costs), one that holds the GIL, and one of large OpenCV operations. Beside them, the same work in a bare loop, and as
 many of those at once as there are workers: what this machine allows at most.
 
+To give up the iterator of an epoch takes TensorFlow up to a second now and then, whatever the functions are. A row that
+met this has it in the time a batch takes, which is a mean, and not in the median of its waits.
+
 Left out: reading from a slow disk (the files are in the page cache after the first epoch), and the accelerator.
 """
 
