@@ -25,7 +25,7 @@ from mpfeed._messages import Arguments
 from mpfeed._opening import Opening
 from mpfeed._options import BackendName, Options, backend_of, worker_count
 from mpfeed._producer import Settings, Work
-from mpfeed._source import CallSource, name_of, takes_rng
+from mpfeed._source import CallSource, check_call, name_of, takes_rng
 from mpfeed._spec import Signature
 from mpfeed._stats import FeedStats
 from mpfeed._structure import flatten
@@ -56,6 +56,7 @@ class NumpyFunction:
         self._options = options
         self._seed = seed
         self.name = name_of(source.function)
+        self._function = source.function
         self.takes_rng = source.takes_rng
         self._specs, self._signature = _tf.declared(output_signature)
         self._counters = Counters(label(self._backend), options.buffer)
@@ -74,6 +75,9 @@ class NumpyFunction:
 
         Arguments may be structures; ``fn`` gets the same structures of NumPy arrays, as ``tf.numpy_function`` would
         hand them over (strings as bytes).
+
+        Raises:
+            TypeError: ``fn`` takes another number of arguments, or the one that seeds its ``rng`` is no integer.
         """
         from mpfeed import _tf
 
@@ -111,6 +115,10 @@ class NumpyFunction:
         from mpfeed import _tf
 
         return _tf.options(useful_callers(self.workers, together=self._together) + usable_cpus())
+
+    def check(self, arguments: tuple[Any, ...]) -> None:
+        """TypeError unless the function can be called with these."""
+        check_call(self._function, len(arguments))
 
     @property
     def signature(self) -> Signature:
@@ -202,7 +210,9 @@ def numpy_function(  # noqa: PLR0913 (the options a feed has, by the names it ha
         output_signature: structure of ``tf.TensorSpec``.
         workers: how many, or "auto": one a usable CPU (in-process: one). See ``FeedOptions`` for all that follow.
         backend: where they run.
-        seed: of all random numbers.
+        seed: of all random numbers. Without a parameter ``rng`` it seeds ``random``, ``np.random`` and OpenCV's
+            generator once in each worker (in-process: for each call), so that none repeats another; which call gets
+            which number depends on the workers' speed.
         timeout: longest wait for one call in seconds, start of the workers included. Calls that wait for their turn
             do not count it while others are answered.
         max_restarts: deaths of workers on one call that are made good.

@@ -92,6 +92,7 @@ class Producer:
         self._random = _seed.LegacyRandom()
         self._left: AbstractContextManager[Any] | None = None
         self._early = None if emit is None else EarlySender(emit)
+        self._calls_seeded = False
         self._meter = Meter(owns_process=remote)
 
     # ------------------------------------------------------------------------------------- life
@@ -379,6 +380,12 @@ class Producer:
         return reply
 
     def _make_calls(self, request: Calls) -> Reply:
+        source = self._work.source
+        assert isinstance(source, CallSource)
+        # With an `rng` each call has its own seed. Without, a worker that replaces another begins at a later request.
+        if not (self._settings.threaded or source.takes_rng or (self._remote and self._calls_seeded)):
+            self._random.seed(self._settings.seed, _seed.CALL, self._worker.index, request.number)
+            self._calls_seeded = True
         answers = Answers(request.number, self._early if len(request.arguments) > 1 else None)
         for arguments in request.arguments:
             try:

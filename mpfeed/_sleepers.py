@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 
 from mpfeed._uncollected import UncollectedLock
 
@@ -24,7 +23,7 @@ class Sleepers:
         self._lock = lock
         # The value says whether any event may be for it; if not, it is woken for what is its own.
         self._asleep: dict[threading.Lock, bool] = {}
-        self._served: deque[threading.Lock] = deque()
+        self._served: dict[threading.Lock, None] = {}
         self.called: threading.Lock | None = None
 
     def wait(self, timeout_s: float | None) -> None:
@@ -56,16 +55,14 @@ class Sleepers:
     def serve(self, place: threading.Lock) -> None:
         """Who sleeps there, or is about to, is among those to be woken by ``wake_served``."""
         if self._asleep.pop(place, None) is not None:
-            self._served.append(place)
+            self._served[place] = None
 
     def wake_served(self) -> None:
         """Wake those that were served. With the lock or, just before their waker gives up the GIL, without."""
-        while self._served:
-            try:
-                place = self._served.popleft()
-            except IndexError:  # another thread took the last
-                return
-            place.release()
+        for place in list(self._served):
+            if place.locked():  # not by another thread meanwhile
+                place.release()
+            self._served.pop(place, None)  # only now: Ctrl-C may come between any two lines
 
     def stir(self) -> None:
         """Serve those for whom anything that came may be."""

@@ -169,8 +169,27 @@ def _call_with_shard(function: Any, shard: Shard) -> Any:
 
 
 def takes_rng(function: Any) -> bool:
-    """Whether a function has a parameter named ``rng``."""
-    return any(p.name == "rng" for p in _parameters(function) or ())
+    """Whether a function has a parameter named ``rng`` that ``functools.partial`` has not bound."""
+    if any(p.name == "rng" for p in _parameters(function) or ()):
+        return not isinstance(function, functools.partial) or "rng" not in function.keywords
+    return False
+
+
+def check_call(function: Any, arguments: int) -> None:
+    """TypeError unless the function of ``numpy_function`` takes so many; the last seeds `rng` where it has that."""
+    parameters = _parameters(function)
+    if parameters is None:
+        return
+    seeded = takes_rng(function)
+    count = arguments - seeded
+    try:
+        inspect.signature(function).bind(*range(count), **({"rng": None} if seeded else {}))
+    except TypeError as error:
+        seed = ", the last of which seeds its rng" if seeded else ""
+        raise TypeError(
+            f"{name_of(function)} is called with {arguments} arguments{seed}: {error}. A structure is one argument: "
+            "of a zipped dataset ds.map gives a pair as one, so ds.map(lambda pair, number: f(*pair, number))"
+        ) from None
 
 
 def _takes_item(parameter: inspect.Parameter, place: int) -> bool:

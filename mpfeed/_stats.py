@@ -144,18 +144,27 @@ class FeedStats:
     __str__ = __repr__
 
     def _consumer(self) -> list[str]:
-        first = "-" if self.first_s is None else f"{self.first_s:.2f} s"
-        fill = "" if self.buffer_fill is None else f", buffers {self.buffer_fill:.0%} full when asked"
+        if self.elements and self.first_s is None:  # calls of a `numpy_function`, which does not know who waits
+            first, waits = "", []
+        else:
+            first = f", first after {'-' if self.first_s is None else f'{self.first_s:.2f} s'}"
+            waits = [self._waits()]
         copied = f", {self.copied_cast} copied to cast" if self.copied_cast else ""
         copied += f", {self.copied_held} copied because so much is held" if self.copied_held else ""
         skipped = f", {self.skipped} items skipped" if self.skipped else ""
         return [
-            f"{self.backend}: {self.elements:,} elements, {self.nbytes / 1e6:,.1f} MB, first after {first}"
+            f"{self.backend}: {self.elements:,} elements, {self.nbytes / 1e6:,.1f} MB{first}"
             f"{copied or ', none copied'}{skipped}",
+            *waits,
+        ]
+
+    def _waits(self) -> str:
+        fill = "" if self.buffer_fill is None else f", buffers {self.buffer_fill:.0%} full when asked"
+        return (
             f"waits: {self.waiting:.1%} of the time{fill}; ms: mean {self.wait_mean_ms:.2f}, "
             f"p50 {self.wait_p50_ms:.2f}, p95 {self.wait_p95_ms:.2f}, p99 {self.wait_p99_ms:.2f}, "
-            f"max {self.wait_max_ms:.2f}",
-        ]
+            f"max {self.wait_max_ms:.2f}"
+        )
 
 
 _HEAD = "worker  busy %  room %  work %  elements/s  CPU %  memory MB  restarts"

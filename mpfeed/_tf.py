@@ -214,6 +214,8 @@ def declared(output_signature: Any) -> tuple[Any, Signature]:
     for path, leaf in zip(paths(treespec), leaves, strict=True):
         if not isinstance(leaf, tf.TensorSpec):
             name = type(leaf).__name__
+            if _names_dtype(leaf):
+                raise TypeError(f"output_signature: leaf {path} is a dtype: write tf.TensorSpec(shape, {leaf!r})")
             raise TypeError(
                 f"output_signature: leaf {path} is {name}; mpfeed delivers dense tensors, so each leaf is a "
                 "tf.TensorSpec. For ragged data yield flat values and row lengths and build the tensor in ds.map("
@@ -225,12 +227,18 @@ def declared(output_signature: Any) -> tuple[Any, Signature]:
     return with_tuples(output_signature), Signature(treespec, specs, declared=True)
 
 
+def _names_dtype(leaf: Any) -> bool:
+    """Whether it is a dtype, as ``tf.numpy_function`` wants for ``Tout``."""
+    return isinstance(leaf, (tf.DType, np.dtype)) or (isinstance(leaf, type) and issubclass(leaf, np.generic))
+
+
 # ----------------------------------------------------------------------------------------- numpy_function
 
 
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
     """One call of a ``NumpyFunction``, eager or inside a ``tf.function`` or ``Dataset.map``."""
+    _interrupts.install()
     calls.install()
     leaves, treespec = flatten(arguments)
     if function.takes_rng and not _is_key(arguments):
@@ -238,6 +246,7 @@ def traced_call(function: NumpyFunction, arguments: tuple[Any, ...]) -> Any:
             f"{function.name} has a parameter rng, so it is called with one more last argument, an integer tensor that "
             "seeds it: ds.enumerate().map(lambda number, x: f(x, number)), or a tensor of tf.data.Dataset.random()"
         )
+    function.check(arguments)
     reference = weakref.ref(function)
 
     def run(*values: Any) -> list[Any]:

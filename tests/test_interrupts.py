@@ -31,10 +31,19 @@ def source(shard):
     yield np.int64(1)
 
 feed = mpfeed.from_generator(source, shards=1, workers=1, batch_size=1, backend=sys.argv[2])
+
+def call(number):
+    return source(None).__next__() if number == 0 else list(source(None))[1]
+
+def calls():
+    import tensorflow as tf
+    f = mpfeed.numpy_function(call, tf.TensorSpec((), tf.int64), workers=1, backend=sys.argv[2])
+    return tf.data.Dataset.range(9).map(f, num_parallel_calls=4).with_options(f.options())
+
 for element in {stream}:
     pass
 """
-STREAMS = {"numpy": "feed", "tensorflow": "feed.dataset()"}
+STREAMS = {"numpy": "feed", "tensorflow": "feed.dataset()", "calls": "calls()"}
 
 
 @contextmanager
@@ -69,7 +78,7 @@ def gone(family: set[psutil.Process]) -> bool:
     return not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family)
 
 
-ROWS = [("numpy", "inprocess"), ("numpy", "process"), ("tensorflow", "process")]
+ROWS = [("numpy", "inprocess"), ("numpy", "process"), ("tensorflow", "process"), ("calls", "process")]
 
 
 @pytest.mark.parametrize(("stream", "backend"), ROWS)

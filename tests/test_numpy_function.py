@@ -486,3 +486,77 @@ def test_a_function_that_calls_itself_in_process_is_told_so_and_runs_no_more_oft
     made = keep(mpfeed.numpy_function(itself, INT, backend="inprocess"))
     assert [made.call((np.int64(i),))[0] for i in range(3)] == [0, 1, 2]
     assert runs == [0, 1, 2]
+
+
+def test_without_rng_no_call_repeats_the_random_numbers_of_another(backend: BackendName, keep: Keep) -> None:
+    def drawn(x: Any) -> Any:
+        import random
+
+        import cv2
+
+        noise = np.zeros(1)
+        cv2.randu(noise, 0, 1)
+        return np.array([random.random(), np.random.rand(), noise[0], mpfeed.worker().index])
+
+    def streams(workers: int) -> Any:
+        made = keep(
+            mpfeed.numpy_function(drawn, tf.TensorSpec((4,), tf.float64), backend=backend, workers=workers, seed=5)
+        )
+        ds = tf.data.Dataset.range(24).map(made, num_parallel_calls=None if workers == 1 else 6)
+        return np.array([element.numpy() for element in ds])
+
+    alone = streams(1)
+    assert np.array_equal(alone, streams(1))
+    several = streams(1 if backend == "inprocess" else 2)  # its threads share the generators of the program
+    for column in range(3):
+        assert len(set(several[:, column])) == len(several)
+    if backend != "inprocess":
+        assert set(several[:, 3]) == {0, 1}
+
+
+def test_the_generators_of_the_program_are_left_alone_by_calls_in_process(keep: Keep) -> None:
+    np.random.seed(3)
+    want = np.random.rand(2)
+    np.random.seed(3)
+    made = keep(mpfeed.numpy_function(lambda x: np.random.rand(), tf.TensorSpec((), tf.float64), backend="inprocess"))
+    got = [np.random.rand(), made.call((np.int64(0),))[0], np.random.rand()]
+    assert [got[0], got[2]] == list(want)
+    assert got[1] not in want
+
+
+@pytest.mark.parametrize(
+    ("fn", "arguments", "words"),
+    [
+        (lambda x, y: x, 1, "called with 1 arguments: missing a required argument: 'y'"),
+        (lambda x: x, 2, "called with 2 arguments: too many positional arguments"),
+        (lambda x, y, rng: x, 2, "the last of which seeds its rng: missing a required argument: 'y'"),
+    ],
+)
+def test_a_call_with_too_few_or_too_many_arguments_is_refused_where_the_pipeline_is_built(
+    fn: Any, arguments: int, words: str, keep: Keep
+) -> None:
+    made = keep(mpfeed.numpy_function(fn, INT, workers=1))
+    ds = tf.data.Dataset.range(3)
+    with pytest.raises(TypeError, match=words):
+        ds.map(lambda x: made(*[x] * arguments))
+
+
+def test_an_rng_that_partial_binds_is_the_users_own(keep: Keep) -> None:
+    def add(x: Any, rng: int) -> Any:
+        return x + rng
+
+    made = keep(mpfeed.numpy_function(functools.partial(add, rng=3), INT, backend="inprocess"))
+    assert int(made(tf.constant(4, tf.int64))) == 7
+
+
+@pytest.mark.parametrize("tout", [tf.float32, np.float32, np.dtype("f4"), [tf.float32, tf.int64]])
+def test_dtypes_alone_in_place_of_a_signature_are_told_how_to_become_one(tout: Any) -> None:
+    with pytest.raises(TypeError, match=r"is a dtype: write tf\.TensorSpec\(shape, .*float32"):
+        mpfeed.numpy_function(np.sum, tout)
+
+
+def test_the_account_of_a_function_leaves_out_the_waits_that_it_does_not_see(keep: Keep) -> None:
+    made = keep(mpfeed.numpy_function(lambda x: x, INT, backend="inprocess"))
+    made.call((np.int64(0),))
+    assert "waits" not in str(made.stats())
+    assert "1 elements" in str(made.stats())
