@@ -183,9 +183,13 @@ class Signature:
         changes = "; ".join(
             f"{word} {', '.join(found)}" for word, found in (("missing", missing), ("not expected", extra)) if found
         )
+        hint = ""
+        if self.treespec.is_leaf() and parcel.layout.treespec.type in (list, tuple):
+            hint = f". A {parcel.layout.treespec.type.__name__} is a structure of its parts: np.asarray makes an array"
         raise SignatureError(
             f"element {number}: its structure is {parcel.layout.treespec} where {self.treespec} is expected"
             f"{' (' + changes + ')' if changes else ''}{_by(parcel.worker)}. Every element must have the same structure"
+            f"{hint}"
         )
 
     @staticmethod

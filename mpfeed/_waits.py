@@ -138,6 +138,7 @@ class Waits:
         self.refuse_fork()
         patience = Patience(self._crew, self._timeout_s)
         awaited: A | None = None
+        well = False
         self.begun_s.append(patience.begun_s)
         try:
             with self.lock:
@@ -152,11 +153,11 @@ class Waits:
                         left_s = self._take_turn(awaited, patience)
             if self._timeout_s is not None and not awaited.failed:
                 patience.rewarded()
+            well = True
             return awaited
         finally:
             try:
-                if awaited is not None and awaited.place is not None:
-                    self._rise(awaited.place, woken=awaited.answered)
+                self._rise(None if awaited is None else awaited.place, well=well)
             finally:
                 self.begun_s.remove(patience.begun_s)
 
@@ -188,12 +189,14 @@ class Waits:
             self._sleepers.wake_served()
         return None
 
-    def _rise(self, place: threading.Lock, *, woken: bool) -> None:
-        """Who slept there is off, and has another drive if it was called to."""
-        if woken and self._sleepers.called is not place:
+    def _rise(self, place: threading.Lock | None, *, well: bool) -> None:
+        """Who slept there is off; another drives if this one was called to, or did and was interrupted."""
+        if well and (place is None or self._sleepers.called is not place):
             return
         with self.lock:
-            self._sleepers.rise(place)
+            if place is not None:
+                self._sleepers.rise(place)
+            self._sleepers.wake_served()
             if self._driver is None and self._sleepers.called is None:
                 self._sleepers.call_one()
 

@@ -26,7 +26,7 @@ from mpfeed._messages import Arguments, Arrived, Calls, Died, Event, Joined, Lat
 from mpfeed._producer import Settings
 from mpfeed._roster import Roster
 from mpfeed._serialize import failure_of
-from mpfeed._sleepers import sleep
+from mpfeed._sleepers import Sleepers, sleep
 from mpfeed._structure import flatten
 from mpfeed.backends.base import Plan
 
@@ -264,6 +264,27 @@ def test_a_caller_that_is_interrupted_in_its_sleep_or_as_it_wakes_has_another_dr
     assert isinstance(callers.ended("b"), Call)
 
 
+def test_a_driver_that_is_interrupted_as_it_hands_the_turn_on_has_another_drive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call_one = Sleepers.call_one
+    cut: list[bool] = []
+
+    def interrupted(sleepers: Sleepers) -> None:
+        if threading.current_thread().name == "a" and not cut:
+            cut.append(True)
+            raise KeyboardInterrupt
+        call_one(sleepers)
+
+    monkeypatch.setattr(Sleepers, "call_one", interrupted)
+    callers = Callers("a", "b")
+    callers.answer(0)
+    assert isinstance(callers.ended("a"), KeyboardInterrupt)
+    assert callers.engine.drivers.get(timeout=10) == "b"
+    callers.answer(1)
+    assert isinstance(callers.ended("b"), Call)
+
+
 def test_what_is_answered_at_once_does_not_wait_for_the_driver_and_is_not_to_drive_later() -> None:
     callers = Callers("a", "b")
     done = Call(9, None, error=MpfeedError("refused"))
@@ -287,13 +308,17 @@ def test_who_is_failed_by_one_that_asks_is_woken_while_another_drives() -> None:
 
     def ask() -> Call:
         callers.fail(2)
-        raise MpfeedError("no more")
+        return callers.run.ask(Arguments([0], flatten(0)[1]))
 
-    with pytest.raises(MpfeedError, match="no more"):
-        callers.crew.wait_for_answer(ask, lambda _: math.inf)
+    asks = threading.Thread(target=callers.crew.wait_for_answer, args=(ask, lambda _: math.inf), name="c", daemon=True)
+    asks.start()
     assert isinstance(callers.ended("b"), Call)
     callers.answer(0)
     assert isinstance(callers.ended("a"), Call)
+    assert callers.engine.drivers.get(timeout=10) == "c"
+    callers.answer(2)
+    asks.join(10)
+    assert not asks.is_alive()
 
 
 def test_who_is_answered_leaves_though_another_holds_the_lock() -> None:

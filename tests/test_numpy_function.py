@@ -560,3 +560,9 @@ def test_the_account_of_a_function_leaves_out_the_waits_that_it_does_not_see(kee
     made.call((np.int64(0),))
     assert "waits" not in str(made.stats())
     assert "1 elements" in str(made.stats())
+
+
+def test_a_list_in_place_of_an_array_is_told_how_to_become_one(keep: Keep) -> None:
+    made = keep(mpfeed.numpy_function(lambda x: [x, x], tf.TensorSpec((2,), tf.int64), backend="inprocess"))
+    with pytest.raises(mpfeed.SignatureError, match=r"A list is a structure of its parts: np\.asarray"):
+        made.call((np.int64(1),))
