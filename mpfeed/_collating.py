@@ -18,8 +18,8 @@ from mpfeed._structure import Treespec, flatten, map_leaves
 # A message of small samples holds at most this much, and what was ready within this time (DESIGN: chunks).
 CHUNK_BYTES = 1 << 20
 CHUNK_S = 0.010
-# Results of calls that share a message wait for one another no longer than this. A call of 8 ms costs 0.91 ms of CPU
-# beside its own, on both sides and in TensorFlow, where half as long makes it 1.05 (medians of four, in turns).
+# Results of calls that share a message wait for one another no longer than this. What a message costs is shared by more
+# calls where it is longer: `python -m benchmarks.pipeline --part calls`.
 ANSWERS_S = 0.040
 MAX_ROWS = 4096
 _IDLE_S = 1.0

@@ -213,6 +213,12 @@ class Callers:
         """A unit is given up. The crew's lock is held."""
         self.run.fail(self.crew.roster[0].unanswered.pop(number).unit, MpfeedError("given up"))
 
+    def goes_on(self, name: str, number: int) -> None:
+        """It is this caller that drives now, until its message, the so manieth, is answered."""
+        assert self.engine.drivers.get(timeout=10) == name
+        self.answer(number)
+        assert isinstance(self.ended(name), Call)
+
     def ended(self, name: str) -> object:
         """What a thread's call came to."""
         self.threads[name].join(10)
@@ -224,12 +230,8 @@ def test_of_callers_one_drives_and_the_last_of_those_asleep_after_it() -> None:
     callers = Callers("a", "b", "c")
     callers.answer(1)
     assert isinstance(callers.ended("b"), Call)
-    assert callers.engine.drivers.get(timeout=10) == "a"
-    callers.answer(0)
-    assert isinstance(callers.ended("a"), Call)
-    assert callers.engine.drivers.get(timeout=10) == "c"
-    callers.answer(2)
-    assert isinstance(callers.ended("c"), Call)
+    callers.goes_on("a", 0)
+    callers.goes_on("c", 2)
 
 
 def test_a_caller_that_was_to_drive_and_gives_up_has_another_drive() -> None:
@@ -238,9 +240,7 @@ def test_a_caller_that_was_to_drive_and_gives_up_has_another_drive() -> None:
     callers.answer(0)
     assert isinstance(callers.ended("c"), FeedTimeout)
     assert isinstance(callers.ended("a"), Call)
-    assert callers.engine.drivers.get(timeout=10) == "b"
-    callers.answer(1)
-    assert isinstance(callers.ended("b"), Call)
+    callers.goes_on("b", 1)
 
 
 @pytest.mark.parametrize("woken", [False, True])
@@ -280,9 +280,7 @@ def test_a_driver_that_is_interrupted_as_it_hands_the_turn_on_has_another_drive(
     callers = Callers("a", "b")
     callers.answer(0)
     assert isinstance(callers.ended("a"), KeyboardInterrupt)
-    assert callers.engine.drivers.get(timeout=10) == "b"
-    callers.answer(1)
-    assert isinstance(callers.ended("b"), Call)
+    callers.goes_on("b", 1)
 
 
 def test_what_is_answered_at_once_does_not_wait_for_the_driver_and_is_not_to_drive_later() -> None:
@@ -290,9 +288,7 @@ def test_what_is_answered_at_once_does_not_wait_for_the_driver_and_is_not_to_dri
     done = Call(9, None, error=MpfeedError("refused"))
     assert callers.crew.wait_for_answer(lambda: done, lambda _: math.inf) is done
     callers.answer(0)
-    assert callers.engine.drivers.get(timeout=10) == "b"
-    callers.answer(1)
-    assert isinstance(callers.ended("b"), Call)
+    callers.goes_on("b", 1)
 
 
 def test_all_who_are_answered_together_with_the_driver_are_woken() -> None:
@@ -325,7 +321,6 @@ def test_who_is_answered_leaves_though_another_holds_the_lock() -> None:
     callers = Callers("a", "b")
     with callers.crew.lock:
         callers.fail(2)
-        callers.crew.hand_over(Call(9, None))  # of nobody
         callers.crew._waits._sleepers.wake_served()
         assert isinstance(callers.ended("b"), Call)
     callers.answer(0)
@@ -347,9 +342,7 @@ def test_a_caller_that_is_answered_as_it_is_called_to_drive_has_another_drive(mo
     callers.answer(0)
     assert isinstance(callers.ended("c"), Call)
     assert isinstance(callers.ended("a"), Call)
-    assert callers.engine.drivers.get(timeout=10) == "b"
-    callers.answer(1)
-    assert isinstance(callers.ended("b"), Call)
+    callers.goes_on("b", 1)
 
 
 def test_a_caller_that_looked_up_while_another_drives_lies_down_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,9 +361,7 @@ def test_a_caller_that_looked_up_while_another_drives_lies_down_once(monkeypatch
     assert lies.wait(10)
     callers.answer(0)
     assert isinstance(callers.ended("a"), Call)
-    assert callers.engine.drivers.get(timeout=10) == "b"
-    callers.answer(1)
-    assert isinstance(callers.ended("b"), Call)
+    callers.goes_on("b", 1)
 
 
 def test_a_worker_that_comes_back_is_given_calls_though_the_others_have_all_they_may() -> None:
